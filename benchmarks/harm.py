@@ -7,7 +7,9 @@ that of telling everybody the share of the training rows. `--method auto` takes 
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import click
@@ -62,26 +64,31 @@ def _log_loss(told: Array, truth: Array) -> float:
     return float(-np.mean(np.where(truth == 1, np.log(clipped), np.log1p(-clipped))))
 
 
+def largest(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The largest of each error over fits of one kind, and how many are off by more than 0.1."""
+    most = {key: max(entry[key] for entry in found) for key in ("off", "errors", "excess", "most")}
+    return {"fits": len(found), **most, "far off": sum(entry["off"] > 0.1 for entry in found)}
+
+
 @click.command()
 @click.option("--fits", default=100, show_default=True, type=click.IntRange(1), help="Of each kind.")
 @click.option("--method", "name", default="afl", show_default=True, type=click.Choice(["afl", "auto"]))
-def main(fits: int, name: str) -> None:
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Adds the numbers to this file.")
+@click.option("--under", default="now", show_default=True, help="Their name in it.")
+def main(fits: int, name: str, path: Path | None, under: str) -> None:
     """What calibrated probabilities do on fresh rows, fit by fit."""
     heads = ("mean probability off by", "in standard errors", "off by > 0.1", "log loss over the base rate's")
     page = Table("", "fits", *heads, title="largest of all fits")
+    document: dict[str, Any] = {}
     for kind in KINDS:
         found = [entry for seed in range(fits) if (entry := one(kind, seed, name)) is not None]
-        off, errors, excess = (
-            np.array([entry[key] for entry in found]) for key in ("off", "errors", "excess")
-        )
-        numbers = (
-            f"{off.max():.3f}",
-            f"{errors.max():.1f}",
-            str(int((off > 0.1).sum())),
-            f"{excess.max():+.4f}",
-        )
-        page.add_row(kind, str(len(found)), *numbers)
+        worst = document[kind] = largest(found)
+        told = (f"{worst['off']:.3f}", f"{worst['errors']:.1f}", worst["far off"], f"{worst['excess']:+.4f}")
+        page.add_row(kind, *map(str, (worst["fits"], *told)))
     Console(width=120).print(page)
+    if path is not None:
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, f"{under}, {name}": document}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

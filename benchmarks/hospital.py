@@ -11,6 +11,7 @@ seen before the numbers are printed.
 from __future__ import annotations
 
 import csv
+import json
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -162,9 +163,11 @@ TABLES = {"breast cancer": (breast_cancer, False), "5 % positives": (rare, True)
 @click.command()
 @click.option("--splits", default=SPLITS, show_default=True, type=click.IntRange(1, SPLITS))
 @click.option("--table", "only", multiple=True, type=click.Choice(list(TABLES)), help="Both without it.")
-def main(splits: int, only: tuple[str, ...]) -> None:
+@click.option("--json", "target", type=click.Path(path_type=Path), help="Where to write every split.")
+def main(splits: int, only: tuple[str, ...], target: Path | None) -> None:
     """Two commands on raw hospital tables, beside scikit-learn on the pooled rows."""
     console = Console(width=110)
+    document: dict[str, Any] = {}
     for name in only or tuple(TABLES):
         make, by_area = TABLES[name]
         raw = make()
@@ -181,6 +184,9 @@ def main(splits: int, only: tuple[str, ...]) -> None:
         means = [100 * float(np.mean([one[key] for one in found])) for key in ("ours", "scikit-learn")]
         page.add_row("mean", f"{means[0]:.2f}", f"{means[1]:.2f}", f"{means[0] - means[1]:+.2f}")
         console.print(page)
+        document[name] = {"mean": dict(zip(("ours", "scikit-learn"), means, strict=True)), "splits": found}
+    if target is not None:
+        target.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ largest prediction.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -76,15 +78,17 @@ def measured(features: Array, targets: Array, split: int) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @click.option("--splits", default=10, show_default=True)
-def main(splits: int) -> None:
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write every split.")
+def main(splits: int, path: Path | None) -> None:
     table = Table()
+    document = {}
     names = ["Auto, 10 clients", *POOLED]
     for head in ("table", *names, "Auto took", "MB up", "in 95 %", "partitions apart"):
         table.add_column(head)
     warnings.simplefilter("ignore")
     for name, made in TABLES.items():
         features, targets = made()
-        found = [measured(features, targets, split) for split in range(splits)]
+        found = document[name] = [measured(features, targets, split) for split in range(splits)]
         scores = [f"{np.mean([one['r2'][each] for one in found]):.4f}" for each in names]
         took = ", ".join(f"{key} {count}" for key, count in Counter(one["took"] for one in found).items())
         table.add_row(
@@ -96,6 +100,8 @@ def main(splits: int) -> None:
             f"{max(one['apart'] for one in found):.1e}",
         )
     Console(width=140).print(table)
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_options_reach_the_method(toy: type[Toy]) -> None:
     assert document(*words)["parameters"] == toy().parameters()
     refused(fedsolve(*words, "--share", "0"), 2, "share must be a number in (0, 1]; got 0.0")
     refused(fedsolve(*words, "--toys", "1.5"), 2, "toys must be a whole number, at least 1; got '1.5'")
-    refused(fedsolve(*words, "--colour", "bleu"), 2, "colour must be None, 'red' or 'blue'", "mean 'blue'?")
+    refused(fedsolve(*words, "--colour", "bleu"), 2, "colour must be 'red' or 'blue'", "mean 'blue'?")
     refused(fedsolve("train", "digits", "--toys", "4"), 2, "--toys belongs to toy, not to auto")
 
 

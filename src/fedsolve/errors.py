@@ -61,7 +61,8 @@ def did_you_mean(word: str, known: Iterable[object]) -> str:
     """
     spelt = {str(name).lower(): str(name) for name in known}
     begun = [name for name in spelt if word and name.startswith(word.lower())]
-    near = begun[:1] or get_close_matches(word.lower(), spelt, 1)
+    alike = [name for name in spelt if len(word) > 4 and name.startswith(word.lower()[:5])]
+    near = begun[:1] or get_close_matches(word.lower(), spelt, 1) or alike
     return f" Did you mean '{spelt[near[0]]}'?" if near else ""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from fedsolve import load_model
+from fedsolve.cli.main import main
 from fedsolve.tables.schema_file import read_schema
 from tests.command import document, fedsolve, refused
 
@@ -155,3 +157,26 @@ def test_plain_tables_are_guarded_by_what_the_method_knows(tmp_path, method):
     assert "column 'height': 1 of 300 rows are far" in told.stderr
     assert "such as 1e+300 in row 7" in told.stderr
     refused(fedsolve("predict", model, new, "--strict"), 2, "column 'weight': 300 of 300 rows")
+
+
+def test_a_raw_table_comes_from_standard_input(trained, folder, tmp_path):
+    words = [
+        "train",
+        "-",
+        "--label",
+        "diagnosis",
+        "--client-column",
+        "hospital",
+        "--method",
+        "afl",
+        "--ridge",
+        "1",
+    ]
+    given = (folder / "patients.csv").read_bytes()
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "m")], input=given)
+    assert result.exit_code == 0, result.stderr
+    assert "standard input: without --schema, the columns are" in result.stderr
+    assert (tmp_path / "m").read_bytes() == (folder / "model.safetensors").read_bytes()
+    result = CliRunner().invoke(main, [*words[:2], "--label", "nowhere"], input=given)
+    assert (result.exit_code, "standard input: " in result.stderr) == (2, True)
+    assert "/fedsolve-" not in result.stderr

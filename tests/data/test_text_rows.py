@@ -17,7 +17,7 @@ from fedsolve.data import text_rows
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.backbones.text import TextBackbone
 from fedsolve.data.feature_store import FeatureStore
-from fedsolve.data.site_table import read_site
+from fedsolve.data.row_reader import read_site
 from fedsolve.data.text_rows import described, text_features
 from fedsolve.errors import CohortError, DataError, ModelFileError, TruncationWarning
 from fedsolve.network.answering import Answerer

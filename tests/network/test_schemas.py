@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.data.site_table import read_site
+from fedsolve.data.row_reader import read_site
 from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation

@@ -70,8 +70,20 @@ def test_scores_that_carry_nothing_give_the_frequencies_of_the_classes(classes, 
     assert -np.log(told[np.arange(900), labels]).mean() < losses[1] + 0.05
 
 
-def fitted(scores, codes, weights=None, biases=False):
-    search = Search(biases, scores.shape[1])
+@pytest.mark.parametrize(("signal", "least", "most"), [(0.35, 0.1, 0.9), (3.0, 0.95, 1.0)])
+def test_the_best_of_many_is_trusted_less(signal, least, most):
+    """By what the best of so many gains by chance: hardly where scores say much."""
+    rng = np.random.default_rng(3)
+    labels = (rng.random(300) < 0.4).astype(int)
+    scores = np.stack([np.zeros(300), signal * labels + rng.standard_normal(300) + 2], axis=1)
+    alone, (slope, found) = fitted(scores, labels, biases=True), fitted(scores, labels, biases=True, tried=15)
+    assert least < slope / alone[0] < most
+    told = Calibration(slope, found).probabilities(scores)
+    assert told[:, 1].mean() == pytest.approx(labels.mean(), abs=0.005)
+
+
+def fitted(scores, codes, weights=None, biases=False, tried=1):
+    search = Search(biases, scores.shape[1], tried)
     while not search.done:
         search.absorb(calibration_sums(scores, codes, search.candidates, weights))
     return search.result()

@@ -7,9 +7,9 @@ import pytest
 
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.tables.csv_text import Dialect
-from fedsolve.tables.proposal import propose, rounded_place
+from fedsolve.tables.proposal import propose, propose_for, rounded_place
 from fedsolve.tables.schema_file import from_toml, to_toml
-from fedsolve.tables.table_file import read_table
+from fedsolve.tables.table_file import ColumnLayout, read_table
 
 pd = pytest.importorskip("pandas")
 
@@ -173,3 +173,43 @@ def test_the_place_is_near_enough_for_sums(middle, spread):
     deviation = values.std()
     assert abs(reference - values.mean()) < max(50 * deviation, 1e-12 * abs(middle))
     assert len(f"{scale:e}".split("e")[0].rstrip("0").rstrip(".")) == 1  # one significant digit
+
+
+def written(path, head, rows):
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_a_table_of_numbers_is_looked_at_by_the_same_rule(tmp_path):
+    """Sentinels, columns that give the label away and dates like numbers are told of plain numbers too."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, ROWS)
+    age, code = rng.normal(60, 9, ROWS).round(2), 2 * rng.integers(1, 4, ROWS) + label
+    lactate = np.where(rng.random(ROWS) < 0.11, -999, rng.gamma(3, 2, ROWS).round(2))
+    plain = written(tmp_path / "p.csv", "age,zero,y", zip(age, [0] * ROWS, label, strict=True))
+    assert propose_for([plain], ColumnLayout()) is None
+    raw = written(tmp_path / "d.csv", "age,lactate,code,y", zip(age, lactate, code, label, strict=True))
+    found = propose_for([raw], ColumnLayout())
+    assert found == propose(raw)
+    told = {name: column.remark for name, column in columns(found).items()}
+    assert "taken as missing: '-999'" in told["lactate"]
+    assert "a leak? Each of its 6 values goes with one label only" in told["code"]
+    assert propose_for([raw], ColumnLayout(), glance=False) is None
+    target = rng.normal(50, 10, ROWS).round(3)
+    twice = (2 * target + 1).round(3)
+    written(tmp_path / "r.csv", "age,leak,y", zip(age, twice, target, strict=True))
+    assert columns(propose_for([tmp_path / "r.csv"], ColumnLayout()))["leak"].kind == "unused"
+
+
+def test_two_rows_give_no_label_away(tmp_path):
+    schema = propose(written(tmp_path / "d.csv", "a,b,label", [(1, 2, "x"), (3, 4, "y")]))
+    assert {column.remark for column in schema.columns} == {"2 rows are too few to be sure"}
+
+
+def test_notes_of_which_some_are_common_are_text():
+    common = ["no change today", "slept quite well", "felt much better"]
+    notes = [
+        common[row % 3] if row % 4 else f"saw doctor {'abcdefghij'[row % 7]}{row % 71}" for row in range(ROWS)
+    ]
+    table = {"note": notes, "age": np.arange(ROWS) * 1.5, "label": ["x", "y"] * (ROWS // 2)}
+    assert columns(propose(table))["note"].kind == "text"

@@ -21,7 +21,7 @@ from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.image_rows import known_backbone
-from fedsolve.data.site_table import read_site
+from fedsolve.data.row_reader import read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
 from fedsolve.tables.schema_file import read_schema

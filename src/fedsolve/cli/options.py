@@ -126,7 +126,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has it wit
         try:
             self.description.check(read)
         except DataError as problem:
-            self.fail(str(problem), param, ctx)
+            self.fail(str(problem).replace(" must be None, ", " must be "), param, ctx)
         return read
 
 

@@ -18,7 +18,7 @@ from fedsolve.cli.options import option, required
 from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import named_classes
 from fedsolve.data.image_rows import DEFAULT_BACKBONE, portable
-from fedsolve.data.site_table import read_site
+from fedsolve.data.row_reader import read_site
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from fedsolve.cli.train_report import counts_of, show_training
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
+from fedsolve.data.new_rows import spooled
 from fedsolve.data.row_reader import RowReader
 from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
@@ -134,7 +135,20 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2
     fedsolve train --method fedprox --help
     """
-    files = options.data
+    named = ", ".join("standard input" if file == "-" else file for file in options.data[:3])
+    with spooled(options.data) as files:
+        _train(files, named, options, clients, reading, output)
+
+
+def _train(
+    files: Sequence[str],
+    named: str,
+    options: TrainOptions,
+    clients: ClientOptions,
+    reading: RowOptions,
+    output: Output,
+) -> None:
+    """Train on these files; named: what to call them."""
     for written in (options.out, options.checkpoint, options.schema_out):
         check_target(written, *files, options.test, options.schema, root=reading.root)
     described = None if options.schema is None else _schema(options.schema, clients, reading)
@@ -166,14 +180,15 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
 
     tracked = click.get_current_context().with_resource(options.followers())
     reader = reading.reader(output, clients.client)
-    if described is None and (described := reader.proposed(files, options.task)) is not None:
-        if method.preparation == "public":
+    public = method.preparation == "public"
+    if described is None and (described := reader.proposed(files, options.task, public)) is not None:
+        if public:
             raise click.UsageError(
-                f"{', '.join(files[:3])}: no plain table of numbers, and a schema read off the rows is "
-                "not covered by --epsilon. Write one from what is known about the columns, or let 'fedsolve "
-                "schema' propose one from rows that are no secret, and give it as --schema."
+                f"{named}: no plain table of numbers, and a schema read off the rows is not covered by "
+                "--epsilon. Write one from what is known about the columns, or let 'fedsolve schema' propose "
+                "one from rows that are no secret, and give it as --schema."
             )
-        output.note(f"{', '.join(files[:3])}: no plain table of numbers. Without --schema, the columns are")
+        output.note(f"{named}: without --schema, the columns are")
         for line in summary(described):
             output.note(f"  {line}")
     data = reader.training(files, described, owned=split.kind is None)
@@ -192,7 +207,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
             output.note("the labels are numbers: a regression. With --task classification each is a class.")
     if options.schema_out is not None and schema is not None:
         write_schema(schema, options.schema_out)
-    test = _test_rows(options, reader, spec, schema, own=reading.features_key is None)
+    test = _test_rows(files, options, reader, spec, schema, own=reading.features_key is None)
     own_files = {}
     if options.personal is not None:
         own_files = personal_files(federation.clients, Path(options.personal), options.out)
@@ -207,7 +222,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     if options.out is None:
         output.note("the model is not kept; name a file with --out to keep it.")
     whole = options.recipe(method, described)
-    title = f"{method.key} on {', '.join(files[:3])}"
+    title = f"{method.key} on {named}"
     with watched_page(options.watch, title, output) as page, _engine(federation, options, device) as engine:
         started = time.perf_counter()
         followers = [tracked] if page is None else [tracked, page]
@@ -350,14 +365,19 @@ def _schema(path: str, clients: ClientOptions, reading: RowOptions) -> Schema:
 
 
 def _test_rows(
-    options: TrainOptions, reader: RowReader, spec: Spec, schema: Schema | None, own: bool
+    files: Sequence[str],
+    options: TrainOptions,
+    reader: RowReader,
+    spec: Spec,
+    schema: Schema | None,
+    own: bool,
 ) -> Table | None:
     """The rows to evaluate on, read and checked before any training; own: whether the data may hold them."""
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if options.test is not None:
         return reader.rows(options.test, **known)
-    if own and len(options.data) == 1 and "test" in reader.parts(options.data[0]):
-        return reader.rows(options.data[0], "test", **known)
+    if own and len(files) == 1 and "test" in reader.parts(files[0]):
+        return reader.rows(files[0], "test", **known)
     return None
 
 

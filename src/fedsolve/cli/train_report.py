@@ -100,6 +100,12 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
                 "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
                 "exchanges is taken, then with the fewest numbers told.\n"
             )
+        marks = [(one["method"], one["errors"], one["loss"]) for one in told["tried"] if one["loss"]]
+        if len(set(marks)) < len(marks):
+            page.print(
+                "Rows with the same numbers differ in a setting without effect here, such as the scale of "
+                "columns that have unit variance already.\n"
+            )
     facts(page, lines)
 
 

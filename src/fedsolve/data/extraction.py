@@ -36,14 +36,8 @@ _RECORD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ExtractionProgress:
-    """How far an extraction has come.
-
-    part:    "train" or "test".
-    done:    images of all parts that are done, those of earlier runs included.
-    total:   images of all parts.
-    fresh:   images that this run extracted.
-    seconds: since this run began.
-    rate:    images per second of this run.
+    """How far an extraction has come: images done of all parts, by earlier runs too, and those of this run
+    (fresh) with its seconds and its rate.
     """
 
     part: str

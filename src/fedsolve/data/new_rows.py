@@ -49,20 +49,16 @@ def new_rows(
     keep: columns to give back besides the identifiers.
     """
     wanted: dict[str, Any] = {"part": part, "schema": schema, "width": width, "keep": keep}
-    if list(sources).count("-") > 1:
-        raise DataError("'-' is standard input, which can be read once; name it once.")
     found = [image_path(source, reader.root, part) for source in sources]
     pictures = [path for path in found if path is not None]
-    for source, picture in zip(sources, found, strict=True):
-        if picture is not None:
-            if pictures:
+    with spooled(sources) as paths:
+        for source, path, picture in zip(sources, paths, found, strict=True):
+            if picture is None:
+                rows = reader.rows(path, labelled=False, extra="ignore", whole=True, **wanted)
+                yield NewRows(source, rows.features, dict(rows.kept))
+            elif pictures:
                 yield _images(pictures, reader, schema, width)
-            pictures = []
-        elif source == "-":
-            with _spooled() as path:
-                yield _named(source, path, reader, wanted)
-        else:
-            yield _named(source, source, reader, wanted)
+                pictures = []
 
 
 def beside_predictions(found: Sequence[NewRows]) -> dict[str, list[Any]]:
@@ -121,24 +117,24 @@ def _images(paths: Sequence[str], reader: RowReader, schema: Schema | None, widt
     return NewRows(paths[0], features, {"file": images.names})
 
 
-def _named(source: str, path: str, reader: RowReader, wanted: dict[str, Any]) -> NewRows:
-    """The rows of a table or a dataset, with the columns that identify them; errors call it by its source."""
-    try:
-        rows = reader.rows(path, labelled=False, extra="ignore", whole=True, **wanted)
-    except FedsolveError as problem:
-        if source == path:
-            raise
-        raise type(problem)(str(problem).replace(path, "standard input")) from problem
-    return NewRows(source, rows.features, dict(rows.kept))
-
-
 @contextmanager
-def _spooled() -> Iterator[str]:
-    """The path of a file with what standard input holds, for its owner only and gone afterwards."""
+def spooled(sources: Sequence[str]) -> Iterator[list[str]]:
+    """The sources, with what standard input ("-") holds in a file for its owner only, gone afterwards.
+
+    Errors call that file standard input.
+    """
+    if "-" not in sources:
+        yield list(sources)
+        return
+    if list(sources).count("-") > 1:
+        raise DataError("'-' is standard input, which can be read once; name it once.")
     content = sys.stdin.buffer.read()
     ending = next((ending for mark, ending in _KINDS.items() if content.startswith(mark)), ".csv")
     with tempfile.TemporaryDirectory(prefix="fedsolve-") as folder:
         path = Path(folder) / f"stdin{ending}"
         path.write_bytes(content)
         del content
-        yield str(path)
+        try:
+            yield [str(path) if source == "-" else source for source in sources]
+        except FedsolveError as problem:
+            raise type(problem)(str(problem).replace(str(path), "standard input")) from problem

@@ -21,6 +21,7 @@ from fedsolve.data.image_rows import DEFAULT_BACKBONE, check_same, known_backbon
 from fedsolve.data.text_rows import text_work
 from fedsolve.errors import DataError, ModelFileError, naming
 from fedsolve.labels import Task, labels_like
+from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.proposal import propose_for
 from fedsolve.tables.schema import Column, Schema
@@ -163,10 +164,14 @@ class RowReader:
         owners = split.owners if owned and split is not None else None
         return Table(rows, labels if labelled else None, owners, data, own)
 
-    def proposed(self, files: Sequence[str], task: Task | None = None) -> Schema | None:
-        """The schema that raw tables need; None for plain ones, and where columns have no names."""
-        nameless = any(file == "-" or is_address(file) or file.lower().endswith(".npz") for file in files)
-        return None if nameless or not self.layout.header else propose_for(files, self.layout, task)
+    def proposed(self, files: Sequence[str], task: Task | None = None, public: bool = False) -> Schema | None:
+        """The schema that raw tables need; None for plain ones, and where columns have no names.
+
+        public: nothing is read off the rows of a table of numbers.
+        """
+        nameless = any(is_address(file) or file.lower().endswith(".npz") for file in files)
+        unread = nameless or not self.layout.header
+        return None if unread else propose_for(files, self.layout, task, glance=not public)
 
     def training(self, files: Sequence[str], schema: Schema | None, owned: bool) -> Table:
         """The rows of files, or of the training part of a dataset, by a schema where there is one.
@@ -356,3 +361,44 @@ def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", 
     if own.extractor is not None:
         check_same(own.extractor, wanted.extractor, own.extractor.name)
     return rows
+
+
+def read_site(data: str, schema: Schema, layout: ColumnLayout) -> Table:
+    """The labelled rows of a site's file. Errors name all columns that do not fit, with their lines."""
+    if schema.extractor is not None:
+        raise DataError(f"{data} is a table, and the schema is of images. Name a dataset: folder:PATH.")
+    if dataclasses.replace(layout, **dataclasses.asdict(Dialect())) != ColumnLayout():
+        raise DataError(
+            "--label, --drop and --*-key do not go with --schema: it names the label column, and columns "
+            'that are not to be used have kind = "unused" in it.'
+        )
+    if is_address(data):
+        raise DataError(f"{data}: a schema describes a csv or parquet file; give its path.")
+    try:
+        return read_table(data, schema, layout, weighted=True)
+    except DataError as problem:
+        faults = _site_faults(data, schema, layout)
+        raise (DataError(f"{data}: {' '.join(faults)}") if len(faults) > 1 else problem) from problem
+
+
+def _site_faults(data: str, schema: Schema, dialect: Dialect) -> list[str]:
+    """All faults of a file: column names, cells, labels. Reading stops at the first, so look at each."""
+    names = file_columns(data, dialect)
+    there = tuple(column for column in schema.used if names.count(column.name) == 1)
+    looks: list[Callable[[], Any]] = [
+        lambda: schema.check_columns(names, bool(schema.label_columns), weighted=True)
+    ]
+    if there:
+        cells = Schema(there)
+        looks.append(lambda: read_table(data, cells, dialect, labelled=False, extra="ignore"))
+        if schema.label is not None and names.count(schema.label) == 1:
+            # A text may be anything, so that labels alone are refused.
+            labels = Schema((Column(there[0].name, "text"),), schema.label, schema.classes)
+            looks.append(lambda: read_table(data, labels, dialect, extra="ignore"))
+    faults = []
+    for look in looks:
+        try:
+            look()
+        except DataError as problem:
+            faults.append(str(problem).removeprefix(f"{data}: "))
+    return faults

@@ -10,9 +10,8 @@ Fitted on a DataFrame, an estimator refuses other columns or another order by na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from sklearn.utils.validation import validate_data
@@ -29,15 +28,14 @@ from fedsolve.errors import DataError
 from fedsolve.estimators.estimator_bases import (
     REAL,
     DeepSilo,
+    LinearClassifier,
     LinearSilo,
     SiloClassifier,
     SiloEstimator,
     SiloRegressor,
     calibrations_over,
     class_labels,
-    plain_value,
     row_weights,
-    seed_of,
 )
 from fedsolve.federation.method import Method
 from fedsolve.federation.recipe import Tried
@@ -47,7 +45,7 @@ _NEWTON_AT_HOME = 1024
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AFLClassifier(SiloClassifier, LinearSilo):
+class AFLClassifier(LinearClassifier, LinearSilo):
     """Linear classifier by least squares on one-hot labels, exact in one pass: AFL over one silo.
 
     ridge:         penalty on the weights, not on the intercept. "auto" takes the one with the least error of
@@ -60,9 +58,6 @@ class AFLClassifier(SiloClassifier, LinearSilo):
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
-
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
-    calibrate: bool = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
@@ -105,18 +100,6 @@ class AFLClassifier(SiloClassifier, LinearSilo):
             )
         return declared
 
-    @property
-    def coef_(self) -> Array:
-        """Weights of `decision_function`: (classes, features), or (1, features) for two classes."""
-        rows = self.model_.weight.T
-        return rows[1:] - rows[:1] if len(rows) == 2 else rows
-
-    @property
-    def intercept_(self) -> Array:
-        """Intercepts of `decision_function`, one per row of `coef_`."""
-        values = self.model_.intercept
-        return values[1:] - values[:1] if len(values) == 2 else values
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AFLRegressor(SiloRegressor, LinearSilo):
@@ -125,8 +108,6 @@ class AFLRegressor(SiloRegressor, LinearSilo):
     Parameters and attributes as in `AFLClassifier`; y may hold several targets per row. calibrate: hold a
     third of the rows out for `predict_interval`, then learn from all: two fits.
     """
-
-    calibrate: bool = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
@@ -168,19 +149,12 @@ class DeepAFLClassifier(SiloClassifier, DeepSilo):
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
-    calibrate:      hold a third of the rows out to calibrate `predict_proba`, then learn from all.
 
     layers, width, ridge, residual_ridge, gain and scale are "auto": settings are compared on rows held out,
     and the best are trained on all rows; `model_.parameters` has what was chosen and `model_.tried` the
-    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
-
-    Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`,
-    `n_features_in_`, `feature_names_in_`.
+    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`. class_weight,
+    calibrate and attributes as in `AFLClassifier`, without coefficients.
     """
-
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
-    calibrate: bool = True
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -193,8 +167,6 @@ class DeepAFLRegressor(SiloRegressor, DeepSilo):
     on the unit of y. `model_` predicts in that unit; `model_.risk` is that of the scaled targets.
     """
 
-    calibrate: bool = True
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AutoSilo(SiloEstimator):
@@ -202,10 +174,9 @@ class AutoSilo(SiloEstimator):
 
     methods: str = "all"
     random_state: Any = 0
-    calibrate: bool = True
 
     def _method(self, features: Array, labels: Array) -> Auto:
-        return Auto(methods=self.methods, seed=seed_of(self.random_state))
+        return Auto(**self._given())
 
     @property
     def tried_(self) -> tuple[Tried, ...]:
@@ -243,23 +214,15 @@ class AutoClassifier(SiloClassifier, AutoSilo):
     methods:      what is tried, such as "afl,kernelafl"; "all" of afl, softmax, kernelafl, kernelsoftmax and
                   deepafl.
     random_state: seed of landmarks and random projections, as in `DeepAFLClassifier`.
-    calibrate:    calibrate `predict_proba` on the rows held out.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
+    calibrate:    calibrate `predict_proba` on the rows held out. class_weight: as in `AFLClassifier`.
 
-    Attributes: `model_`, `tried_` (every candidate, with its mistakes and its squared error on the rows held
-    out), `method_` (what was chosen), `classes_`, `n_features_in_`, `feature_names_in_`.
+    Attributes: those of `AFLClassifier` without coefficients, `tried_` (every candidate, with its mistakes
+    and its squared error on the rows held out) and `method_` (what was chosen).
     """
-
-    calibrate: bool = True
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
-
-    def decision_function(self, X: Any) -> Array:
-        """Scores of the model, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
-        return super().decision_function(X)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SoftmaxClassifier(SiloClassifier):
+class SoftmaxClassifier(LinearClassifier):
     """Multinomial logistic regression at its optimum: Softmax over one silo.
 
     ridge:         penalty on the weights, ridge/2 |W|², not on the intercept; scikit-learn's C is 1 / ridge.
@@ -274,39 +237,21 @@ class SoftmaxClassifier(SiloClassifier):
     """
 
     model_: SoftmaxModel = field(init=False)
-    calibrate = False  # its logits are those of probabilities already
+    # Its logits are those of probabilities already.
+    calibrate: ClassVar[bool] = False  # type: ignore[misc]
 
     ridge: float | None = None
     fit_intercept: bool = True
     scale: Literal["standard"] | None = "standard"
     tolerance: float = 1e-6
     steps: int = 500
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
 
     def _method(self, features: Array, labels: Array) -> Method[Any]:
-        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
-        del given["class_weight"]
-        return Softmax(
-            intercept=bool(given.pop("fit_intercept")),
-            curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
-            **given,
-        )
+        coefficients = (features.shape[1] + 1) * len(np.unique(labels))
+        return Softmax(curvature="exact" if coefficients <= _NEWTON_AT_HOME else "auto", **self._given())
 
-    def decision_function(self, X: Any) -> Array:
-        """Logits, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
-        return super().decision_function(X)
-
-    @property
-    def coef_(self) -> Array:
-        """Weights of columns as they come: (classes, features), or (1, features) for two classes."""
-        rows = self.model_.plain()[0].T
-        return rows[1:] - rows[:1] if len(rows) == 2 else rows
-
-    @property
-    def intercept_(self) -> Array:
-        """Intercepts, one per row of `coef_`."""
-        values = self.model_.plain()[1]
-        return values[1:] - values[:1] if len(values) == 2 else values
+    def _plain(self) -> tuple[Array, Array]:
+        return self.model_.plain()
 
 
 @dataclass(eq=False, repr=False)
@@ -322,17 +267,15 @@ class KernelSilo(SiloEstimator):
     bandwidth: float = 1.0
     scale: Literal["standard"] | None = "standard"
     random_state: Any = 0
-    calibrate: bool = True
 
     def _method(self, features: Array, labels: Array) -> Method[Any]:
-        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
-        given = {name: value for name, value in given.items() if name not in ("calibrate", "class_weight")}
+        given = self._given()
         if len(features) == 1:
             raise DataError("1 sample has no spread to draw landmarks from; give more rows.")
         if given["landmarks"] is None and given["ridge"] == "auto":
             given["landmarks"] = min(DIRECT_LANDMARKS, KernelAFL().count(len(features)))
         # One silo draws its own landmarks, so that a class of few rows may have some.
-        return KernelAFL(seed=seed_of(given.pop("random_state")), least_rows=1, **given)
+        return KernelAFL(least_rows=1, **given)
 
 
 @dataclass(eq=False, repr=False)
@@ -345,7 +288,6 @@ class KernelAFLRegressor(SiloRegressor, KernelSilo):
 
     _: KW_ONLY
     ridge: float | Literal["auto"] = "auto"
-    calibrate: bool = True
 
 
 @dataclass(eq=False, repr=False)
@@ -357,17 +299,6 @@ class KernelAFLClassifier(SiloClassifier, KernelSilo):
     bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
-    calibrate:    hold a third of the rows out to calibrate `predict_proba`, then learn from all: two fits.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
-    Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
+    class_weight, calibrate and attributes as in `AFLClassifier`, without coefficients.
     """
-
-    _: KW_ONLY
-    calibrate: bool = True
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
-
-
-def _coefficients(features: Array, labels: Array) -> int:
-    """How many numbers a softmax regression fits."""
-    return int((features.shape[1] + 1) * len(np.unique(labels)))

@@ -69,7 +69,7 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _features(self, X: Any) -> Array:
         check_is_fitted(self, "model_")
         try:
-            features: Array = validate_data(self, X, dtype=REAL, reset=False)
+            features: Array = validate_data(self, X, dtype=REAL, order="C", reset=False)
         except ValueError as problem:
             if "feature names should match" not in str(problem):
                 raise
@@ -88,6 +88,17 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _method(self, features: Array, labels: Array) -> Method[Any]:
         """What learns from these rows."""
         raise NotImplementedError
+
+    def _given(self) -> dict[str, Any]:
+        """The parameters that a method takes, as the Python values that requests and files hold."""
+        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
+        for name in ("calibrate", "class_weight"):
+            given.pop(name, None)
+        if "fit_intercept" in given:
+            given["intercept"] = bool(given.pop("fit_intercept"))
+        if "random_state" in given:
+            given["seed"] = seed_of(given.pop("random_state"))
+        return given
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
@@ -111,13 +122,15 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
-    calibrate: bool
-    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
     _too_few = False
+
+    calibrate: bool = True
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
 
     @property
     def classes_(self) -> Array:
@@ -127,7 +140,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         return classes
 
     def decision_function(self, X: Any) -> Array:
-        """Least-squares scores, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
+        """Scores of the model, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -193,12 +206,14 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         return features, labels, weights
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
     """One target or several per row."""
 
     _task = "regression"
-    _flat: bool
-    calibrate: bool
+    _flat: bool = field(init=False)
+
+    calibrate: bool = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
@@ -245,6 +260,27 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
 
 
 # -- which method learns: AFL or DeepAFL -----------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearClassifier(SiloClassifier):
+    """A classifier with one weight for each column and class."""
+
+    def _plain(self) -> tuple[Array, Array]:
+        """Weights (features, classes) and intercepts for rows as they come."""
+        return self.model_.weight, self.model_.intercept  # type: ignore[attr-defined]
+
+    @property
+    def coef_(self) -> Array:
+        """Weights of `decision_function`: (classes, features), or (1, features) for two classes."""
+        rows = self._plain()[0].T
+        return rows[1:] - rows[:1] if len(rows) == 2 else rows
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts of `decision_function`, one per row of `coef_`."""
+        values = self._plain()[1]
+        return values[1:] - values[:1] if len(values) == 2 else values
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -330,18 +366,12 @@ class DeepSilo(SiloEstimator):
         return np.array([metric(truth, stage, sample_weight=sample_weight) for stage in stages])
 
     def _method(self, features: Array, labels: Array) -> DeepAFL:
-        parameters = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
-        for name in ("calibrate", "class_weight"):
-            parameters.pop(name, None)
+        parameters = self._given()
         check_choice("preset", preset := parameters.pop("preset"), (None, "paper"))
         if preset == "paper":
             papers = DeepAFL().parameters()
             parameters |= {name: papers[name] for name in CHOSEN if parameters[name] == "auto"}
-        return DeepAFL(
-            intercept=bool(parameters.pop("fit_intercept")),
-            seed=seed_of(parameters.pop("random_state")),
-            **parameters,
-        )
+        return DeepAFL(**parameters)
 
 
 def calibrations_over(silo: LocalFederation, method: Method[Any]) -> dict[str, Any]:

@@ -4,16 +4,14 @@
 
 the log loss with one row's weight spread evenly over the classes, so that rows without a mistake do not ask
 for an infinite slope. It is convex, and a sum over rows: clients answer with their terms at a list of
-candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough, and
-the order of the classes stays; with them (Platt's two numbers, for two classes) Newton's steps follow, each
-with its line search in one list. Slopes are positive and bounded, so that a class never becomes less probable
-by a larger score. Scores that say hardly more of these rows than how frequent the classes are get the
-smallest slope and the biases of those frequencies. One exchange more evaluates the calibrated models on the
-same rows. Where a method chose its penalty by the rows, the slope follows the spread of the final scores.
+candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough; with
+them (Platt's two numbers, for two classes) Newton's steps follow, each with its line search in one list.
+Slopes are positive and bounded. Scores that say hardly more of these rows than how frequent the classes are
+get the smallest slope and the biases of those frequencies. One exchange more evaluates the calibrated models.
+Where a method chose its penalty by the rows, the slope follows the spread of the final scores.
 
 The models are those of a choice, each scored on the fold that it was not trained on, or that of a trial.
-Where clients make models of their own of the shared one, they do so of the other rows, and the same exchanges
-calibrate those.
+Clients with models of their own make them of the other rows, and the same exchanges calibrate those.
 """
 
 from __future__ import annotations
@@ -76,14 +74,20 @@ class CalibrationRun(HeldOutRun):
     fewest = LEAST_ROWS
 
     def __init__(
-        self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]], biases: bool
+        self,
+        method: Method[Any],
+        spec: Spec,
+        models: Mapping[str, tuple[Model, Part]],
+        biases: bool,
+        tried: int = 1,
     ) -> None:
         super().__init__(method, spec, models)
         first = next(iter(self.models.values()))[0]
         wanted = {"shared": first.predicts, "own": first.personalises}
-        self._searches = {name: Search(biases, spec.outputs) for name, there in wanted.items() if there}
+        searches = {name: Search(biases, spec.outputs, tried) for name, there in wanted.items() if there}
         if spec.labels:  # each is a problem of two classes, its absence and its presence
-            self._searches = {f"label{place}": Search(True, 2) for place in range(spec.outputs)}
+            searches = {f"label{place}": Search(True, 2, tried) for place in range(spec.outputs)}
+        self._searches = searches
         self._complete = False
 
     @property
@@ -276,10 +280,16 @@ def calibration_sums(
 
 @dataclass
 class Search:
-    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`."""
+    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`.
+
+    tried: of how many methods this is the best on the same rows. Of two classes the slope is a share
+    log(tried) / gain smaller, gain being the log-likelihood over the frequencies of the classes: about as
+    much as the best of so many gains by chance.
+    """
 
     biases: bool
     classes: int
+    tried: int = 1
     steps: int = 0
     best: Array | None = None
     trial: Array | None = None
@@ -336,6 +346,13 @@ class Search:
         self.trial = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
         if self.done and -slopes_of[place] @ step < _CLOSE * sums["class_rows"].sum():
             self.best = self.trial[1]  # so near to the minimum that the whole step needs no proof
+        if self.done and self.classes == 2 and self.tried > 1:
+            # Biases follow, so that the mean probability stays that of the class.
+            less = -min(1.0, math.log(self.tried) / (told - losses[place])) * (self.best[0] - SLOPES[0])
+            apart = less + self.best[0] - candidates[place, 0]
+            wanted = slopes_of[place, 1:] + apart * curvatures[place, 1:, 0]
+            moved = np.linalg.lstsq(curvatures[place, 1:, 1:], -wanted, rcond=1e-10)[0]
+            self.best = np.concatenate([[self.best[0] + less], candidates[place, 1:] + moved])
 
     def result(self) -> tuple[float, Array | None]:
         """Slope and biases."""
@@ -439,7 +456,9 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
     if whole.spec.classes is None and not whole.spec.labels:
         run = SpreadRun(whole.method, whole.spec, whole.folded)
     else:
-        run = CalibrationRun(whole.method, whole.spec, whole.folded, with_biases(whole.recipe, whole.spec))
+        tried = sum(one.loss is not None for one in whole.tried)
+        biases = with_biases(whole.recipe, whole.spec)
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, biases, max(1, tried))
     run.trained_by = whole.folded_by
     return run
 

@@ -6,11 +6,9 @@
 
 Folds are chosen by the content of rows, so that the choice is the same however rows are divided among
 clients. Of many rows a trial takes some, and a candidate that can be made smaller is tried in that proportion
-(`scaled`): as many rows for each of its features, as strong penalties beside them. One with a classifier
-after every layer is compared after each, which chooses the number of layers in the same exchange. Preparation
-by a schema is by all rows: means and deviations know of the rows held out, labels of them do not enter.
-
-The models of the best candidate, each with the fold that it was not trained on, are what a calibration needs.
+(`scaled`). One with a classifier after every layer is compared after each. Preparation by a schema is by all
+rows: means and deviations know of the rows held out, labels of them do not enter. The models of the best
+candidate, each with the fold that it was not trained on, are what a calibration needs.
 """
 
 from __future__ import annotations

@@ -9,11 +9,16 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
-from fedsolve.tables.proposal import whole_and_nearly_unique
+from fedsolve.tables.proposal import numbers_the_rows
 from fedsolve.tables.table_file import Table
 
 GAP = 0.2
 """By how much accuracy on training rows may exceed that on others before it is remarked upon."""
+
+MISCALIBRATED = 0.1
+"""Mean difference of probabilities and shares (ECE) from which on it is remarked upon."""
+
+_UNLEARNT = "The model has not learnt what it should; check columns, scales and parameters."
 
 
 def caveats(model: Model) -> list[str]:
@@ -30,27 +35,20 @@ def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float |
     share = float(counts.max() / len(labels))
     if accuracy >= share:
         return []
-    most = classes[int(np.argmax(counts))].item()
+    most, why = classes[int(np.argmax(counts))].item(), _UNLEARNT
     if balanced is not None and balanced > 1 / len(classes):
-        return [
-            f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+        why = (
             f"That is so where classes were weighed to count alike (balanced accuracy {percent(balanced)}); "
             "otherwise check columns, scales and parameters."
-        ]
-    return [
-        f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
-        "The model has not learnt what it should; check columns, scales and parameters."
-    ]
+        )
+    told = f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)})."
+    return [f"{told} {why}"]
 
 
 def mean_doubt(r2: float, where: str = "these rows") -> list[str]:
     """Where always giving the mean would be nearer to the truth."""
-    if not r2 < 0:
-        return []
-    return [
-        f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). The model has "
-        "not learnt what it should; check columns, scales and parameters."
-    ]
+    told = f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). {_UNLEARNT}"
+    return [told] if r2 < 0 else []
 
 
 def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
@@ -60,7 +58,7 @@ def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
         return []
     return [
         f"{percent(accuracy)} on {where}, all classes counting alike, is no better than drawing lots among "
-        f"{count} classes. The model has not learnt what it should; check columns, scales and parameters."
+        f"{count} classes. {_UNLEARNT}"
     ]
 
 
@@ -74,6 +72,18 @@ def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = 
     ]
 
 
+def calibration_doubt(model: Model) -> list[str]:
+    """Where probabilities are far from what came true on the rows held out, and not by chance."""
+    known = model.calibration
+    error = None if known is None else known.metrics.get("ece")
+    if known is None or error is None or error < max(MISCALIBRATED, 1.5 / max(1, known.rows) ** 0.5):
+        return []
+    return [
+        f"probabilities are off by {percent(error)} on average on {known.rows:,} rows held out: do not use "
+        "them as they are. Look for codes among the numbers, which a schema can make categories."
+    ]
+
+
 def identifier_doubt(data: Table) -> list[str]:
     """Columns of a plain table that number its rows rather than measure something."""
     if data.schema is None:
@@ -81,7 +91,7 @@ def identifier_doubt(data: Table) -> list[str]:
     names = [
         column.name
         for place, column in enumerate(data.schema.used)
-        if whole_and_nearly_unique(data.features[:, place])
+        if numbers_the_rows(data.features[:, place])
     ]
     if not names:
         return []
@@ -90,10 +100,6 @@ def identifier_doubt(data: Table) -> list[str]:
         f"the model uses {', '.join(map(repr, names))}, whole numbers that are nearly all different, like "
         f"an identifier. Such a column teaches nothing about new rows; leave it out with {drops}."
     ]
-
-
-def _r2(value: float) -> str:
-    return f"R² {value:.4f}"
 
 
 def held_out_accuracy(model: Model, balanced: bool) -> float | None:
@@ -131,16 +137,17 @@ def doubts_about(
         other, where = ("test", "test rows") if test is not None else ("held_out", "rows held out")
         if (reached := accuracy[other]) is None:
             return doubts + mean_doubt(accuracy["train"], "training rows")
-        return doubts + mean_doubt(reached, where) + gap_doubt(accuracy["train"], reached, where, _r2)
+        gap = gap_doubt(accuracy["train"], reached, where, "R² {:.4f}".format)
+        return doubts + mean_doubt(reached, where) + gap
+    doubts += calibration_doubt(model)
     if test is not None and test.labels is not None:
         doubts += [] if balanced else majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])
     if accuracy["held_out"] is not None:
         told = chance_doubt if balanced else majority_doubt
         doubts += told(accuracy["held_out"], data.labels, "rows held out")
-        doubts += (
-            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
-        )
+        if test is None:
+            doubts += gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
     elif not balanced:
         doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     return doubts

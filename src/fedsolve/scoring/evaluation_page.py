@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
 from fedsolve.scoring.tallies import wilson
 
 if TYPE_CHECKING:
-    from fedsolve.pages.plots import Plot, Series
+    from fedsolve.pages.plots import Plot
 
 NAMES = {
     "accuracy": "accuracy",
@@ -47,6 +47,7 @@ SHORT = {
 }
 SHOWN_CLASSES, SHOWN_CURVES, SHOWN_COLUMNS = 20, 5, 20
 _SHOWN_LOGITS = 9.0
+_SHOWN_PROBABILITIES = tuple((float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.03, 0.5, 0.97, 0.999))
 _IMPORTANCE = "Columns by importance: what is lost when a column is replaced by draws from all its values."
 
 
@@ -119,6 +120,11 @@ class EvaluationReport:
             yield _group_plot(self.groups)
 
 
+def _lines(entries: Iterable[Mapping[str, Any]], *cells: str) -> list[tuple[str, ...]]:
+    """A line for every entry, each cell by its format."""
+    return [tuple(cell.format(**entry) for cell in cells) for entry in entries]
+
+
 def _importance_table(important: Sequence[Importance], found: Found) -> TextTable:
     numbers = isinstance(found, RegressionEvaluation)
     heads = ("squared error", "absolute error") if numbers else ("log loss", "accuracy")
@@ -137,16 +143,8 @@ def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
     """Measures of a regression, and its residuals by the prediction."""
     tables = {"measures": _measures(found)}
     if found.residuals:
-        lines = [
-            (
-                f"{one['from']:.6g} to {one['to']:.6g}",
-                f"{one['rows']:,}",
-                f"{one['mean']:+.4g}",
-                f"{one['deviation']:.4g}",
-            )
-            for one in found.residuals
-        ]
-        heads = ("prediction", "rows", "mean", "deviation")
+        cells = ("{from:.6g} to {to:.6g}", "{rows:,}", "{mean:+.4g}", "{deviation:.4g}")
+        lines, heads = _lines(found.residuals, *cells), ("prediction", "rows", "mean", "deviation")
         title = "Residuals (truth less prediction) by the prediction, in bins of at least ten rows."
         tables["residuals"] = TextTable(title, heads, lines)
     return tables
@@ -178,6 +176,7 @@ def group_table(groups: Grouped) -> TextTable:
 def evaluation_tables(found: Evaluation, limit: Threshold | None = None) -> dict[str, TextTable]:
     """Measures, classes, confusion (or the most frequent mistakes) and calibration, in order."""
     confusion = Confusion(found.classes, found.confusion)
+    cells = ("{from:.2f} to {to:.2f}", "{rows:,}", "{told:.3f}", "{true:.3f}")
     return {
         "classes": class_table(confusion),
         "confusion": confusion_table(confusion),
@@ -185,15 +184,7 @@ def evaluation_tables(found: Evaluation, limit: Threshold | None = None) -> dict
         "calibration": TextTable(
             f"Calibration: the predicted {_of_what(found)}, and the observed share.",
             ("probability", "rows", "predicted", "observed"),
-            [
-                (
-                    f"{row['from']:.2f} to {row['to']:.2f}",
-                    f"{row['rows']:,}",
-                    f"{row['told']:.3f}",
-                    f"{row['true']:.3f}",
-                )
-                for row in found.calibration_table
-            ],
+            _lines(found.calibration_table, *cells),
         ),
     }
 
@@ -294,16 +285,18 @@ def _of_what(found: Evaluation) -> str:
     return f"probability of {found.classes[1]}" if len(found.classes) == 2 else "probability of the answer"
 
 
-def _plot(name: str, title: str, caption: str, *series: Series, **panel: Any) -> Plot:
-    from fedsolve.pages.plots import Panel, Plot
+def _plot(name: str, title: str, caption: str, *series: Any, x: Any, y: str, **panel: Any) -> Plot:
+    """A figure of one panel. series: what a `Series` is made of. x: the axis, its label, or named places."""
+    from fedsolve.pages.plots import Axis, Panel, Plot, Series
 
-    return Plot(name, title, caption, caption, [Panel(series, **panel)])
+    across = Axis.of("", x) if isinstance(x, list) else Axis(**x) if isinstance(x, dict) else Axis(x)
+    return Plot(
+        name, title, caption, caption, [Panel([Series(*one) for one in series], across, Axis(y), **panel)]
+    )
 
 
 def _plots(found: Evaluation) -> Iterator[Plot]:
     """Calibration, ROC, and probabilities by class of two classes."""
-    from fedsolve.pages.plots import Axis, Series
-
     table, names = found.calibration_table, found.classes.tolist()
     true, rows = (np.array([row[key] for row in table]) for key in ("true", "rows"))
     low, high = wilson(true * rows, rows)
@@ -314,9 +307,9 @@ def _plots(found: Evaluation) -> Iterator[Plot]:
         "Calibration",
         f"The predicted {_of_what(found)} against the observed share; on the broken line they agree. Bars "
         "are 95 % intervals.",
-        Series("", 0, predicted, observed, *bars),
-        x=Axis("predicted"),
-        y=Axis("observed"),
+        ("", 0, predicted, observed, *bars),
+        x="predicted",
+        y="observed",
         kind="points",
         reference="diagonal",
     )
@@ -330,27 +323,22 @@ def _plots(found: Evaluation) -> Iterator[Plot]:
     for look, place in enumerate(order):
         auc = found.auc if len(names) == 2 else found.class_aucs[place]
         x, y = (tuple(values.tolist()) for values in found.roc(names[place]))
-        curves.append(Series(f"{_name(names[place])}: AUC {auc:.4f}", look, x, y))
-    axes = Axis("false positive rate"), Axis("true positive rate")
-    yield _plot("roc", "ROC", which, *curves, x=axes[0], y=axes[1], reference="diagonal")
+        curves.append((f"{_name(names[place])}: AUC {auc:.4f}", look, x, y))
+    axes = {"x": "false positive rate", "y": "true positive rate"}
+    yield _plot("roc", "ROC", which, *curves, **axes, reference="diagonal")
     if len(names) == 2:
         yield _plot(
             "probabilities",
             "Probabilities",
             "How the rows of each true class are spread over the predicted probabilities.",
-            *(Series(_name(name), look, *_spread(found, look)) for look, name in enumerate(names)),
-            x=Axis(
-                f"predicted probability of {_name(names[1])}",
-                named=tuple((float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.03, 0.5, 0.97, 0.999)),
-            ),
-            y=Axis("% of the class"),
+            *((_name(name), look, *_spread(found, look)) for look, name in enumerate(names)),
+            x={"label": f"predicted probability of {_name(names[1])}", "named": _SHOWN_PROBABILITIES},
+            y="% of the class",
             kind="steps",
         )
 
 
 def _importance_plot(important: Sequence[Importance], found: Found) -> Plot:
-    from fedsolve.pages.plots import Axis, Series
-
     shown = important[:SHOWN_COLUMNS]
     places = tuple(map(float, range(len(shown))))
     errors = tuple(1.96 * one.error for one in shown)
@@ -359,9 +347,9 @@ def _importance_plot(important: Sequence[Importance], found: Found) -> Plot:
         "importance",
         "Importance",
         f"Rise of the {loss} when a column is replaced by draws from all its values.",
-        Series("", 0, places, tuple(one.loss for one in shown), errors),
-        x=Axis.of("", [_name(one.column) for one in shown]),
-        y=Axis(f"rise of the {loss}"),
+        ("", 0, places, tuple(one.loss for one in shown), errors),
+        x=[_name(one.column) for one in shown],
+        y=f"rise of the {loss}",
         kind="bars",
         reference="zero",
     )
@@ -369,15 +357,13 @@ def _importance_plot(important: Sequence[Importance], found: Found) -> Plot:
 
 def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
     """Residuals by the prediction, of every target."""
-    from fedsolve.pages.plots import Axis, Series
-
     lines = []
     for target in sorted({one["target"] for one in found.residuals}):
         own = [one for one in found.residuals if one["target"] == target]
         x = tuple((one["from"] + one["to"]) / 2 for one in own)
         name = "" if found.origin.size == 1 else f"target {target}"
         reach = tuple(one["deviation"] for one in own)
-        lines.append(Series(name, target, x, tuple(one["mean"] for one in own), reach))
+        lines.append((name, target, x, tuple(one["mean"] for one in own), reach))
     if lines:
         yield _plot(
             "residuals",
@@ -385,8 +371,8 @@ def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
             "Truth less prediction, by the prediction: means in bins of at least ten rows; bars are standard "
             "deviations. On the broken line predictions are right on average.",
             *lines,
-            x=Axis("prediction"),
-            y=Axis("truth less prediction"),
+            x="prediction",
+            y="truth less prediction",
             kind="points",
             reference="zero",
         )

@@ -176,7 +176,8 @@ def _replaced(
     """The rows with the features of one column drawn anew."""
     changed = values.copy()
     schema = model.schema
-    columns = [] if schema is None else [c for c in schema.used if c.names == _names(schema.names, group)]
+    names = () if schema is None else schema.names[group[0] : group[-1] + 1]
+    columns = [] if schema is None else [c for c in schema.used if c.names == names]
     kind = columns[0].kind if columns else "number"
     flagged = bool(columns) and columns[0].missing == "flag"
     if kind == "category":
@@ -195,10 +196,6 @@ def _replaced(
         drawn = origin[feature] + (places - STEPS) * unit[feature]
         changed[:, feature] = np.where(places == 2 * STEPS + 1, np.nan, drawn)
     return changed
-
-
-def _names(names: tuple[str, ...], group: list[int]) -> tuple[str, ...]:
-    return names[group[0] : group[-1] + 1]
 
 
 def _drawn(counts: Array, hashes: Array) -> Array:

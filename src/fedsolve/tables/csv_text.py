@@ -20,7 +20,7 @@ from typing import IO
 
 from fedsolve.errors import DataError, damaged, unreadable
 from fedsolve.labels import number
-from fedsolve.tables.schema import NUMBER
+from fedsolve.tables.schema import signed_number
 
 _DELIMITERS = (",", ";", "\t", "|")
 _GROUPS = ".,'’ \u00a0\u202f"
@@ -117,8 +117,8 @@ class Dialect:
 
     def value(self, cell: str) -> float | None:
         """The number in a cell, or None."""
-        text = _AROUND.fullmatch(self.plain(cell))[2]  # type: ignore[index]
-        return float(text) if NUMBER.fullmatch(text) else None
+        found = signed_number(self.plain(cell))
+        return None if found is None else found[0]
 
     def remedy(self, cell: str) -> str:
         """What to do about a cell that is no number; the options that would read it as one, if any do."""

@@ -30,7 +30,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.errors import CategoryWarning, DataError, naming
 from fedsolve.labels import number
-from fedsolve.tables.schema import MONEY, NUMBER, Column, Schema
+from fedsolve.tables.schema import Column, Schema, signed_number
 
 MISSING = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan")
@@ -94,7 +94,7 @@ def _blocks(schema: Schema, table: Any) -> Iterator[tuple[int, Mapping[str, Any]
         for batch in table.select(wanted).unify_dictionaries().to_batches():
             yield batch.num_rows, {name: batch.column(name) for name in wanted}
         return
-    columns = {name: _array(table[name]) for name in wanted}
+    columns = {name: column_array(table[name]) for name in wanted}
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         told = ", ".join(f"'{name}' {len(column)}" for name, column in columns.items())
@@ -105,7 +105,7 @@ def _blocks(schema: Schema, table: Any) -> Iterator[tuple[int, Mapping[str, Any]
         yield stop - start, {name: column[start:stop] for name, column in columns.items()}
 
 
-def _array(values: Any) -> Array:
+def column_array(values: Any) -> Array:
     """A column of a mapping or a DataFrame as an array: numbers, times, or Python objects."""
     if hasattr(values, "to_numpy"):
         kind = str(getattr(values, "dtype", ""))
@@ -153,7 +153,7 @@ class Faults:
 
         def say(row: int) -> str:
             text = cell(row)
-            empty = _is_null(text) or not str(text).strip()
+            empty = is_null(text) or not str(text).strip()
             shown = "it is empty" if empty else f"{text!r} counts as empty"
             return f"{self.where(row)}: {shown}"
 
@@ -199,7 +199,7 @@ _FILL = "Fill them in, leave these rows out, or say in a schema what becomes of 
 
 
 @dataclass
-class _Coded:
+class CodedCells:
     """Cells as positions in a list of their different values; -1 where null."""
 
     codes: Array
@@ -243,7 +243,7 @@ class _Encoder:
     def _write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
         values = _direct(column, cells)
         if values is None:
-            coded = _coded(cells)
+            coded = coded_cells(cells)
             known = self._known[column.name]
             read = _number(column) if column.kind == "number" else _date(column)
             known.update({value: read(value) for value in coded.values if value not in known})
@@ -254,30 +254,24 @@ class _Encoder:
         if column.bounds:  # infinity marks what cannot be read
             least, most = column.bounds
             values = np.where(np.isinf(values), values, np.clip(values, least, most))
+        out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
         if math.isfinite(values.sum()):  # one look at most columns: nothing missing, nothing wrong
-            out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
             return
         # Infinity marks what cannot be read, and what is infinite cannot be used either.
         wrong = first + np.flatnonzero(np.isinf(values))
         self._faults.unreadable(column, wrong, lambda row: _cell(cells, row - first))
-        out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
         self._missing(column, np.isnan(values), out, first, cells)
 
     def _write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
-        coded = _coded(cells)
+        coded = coded_cells(cells)
         known = self._known[column.name]
         if not known:
             known.update({category: number for number, category in enumerate(column.categories)})
         other = len(column.categories)
         absent = other + 1 if column.missing == "flag" else (other if column.missing == "other" else -1)
-
-        def place(value: Any) -> int:
-            text = category_text(value)
-            number: int = known.get(text, absent if text in MISSING else other)
-            return number
-
-        places = np.array([*(place(value) for value in coded.values), absent], dtype=np.intp)[coded.codes]
         texts = [category_text(value) for value in coded.values]
+        numbers = [known.get(text, absent if text in MISSING else other) for text in texts]
+        places = np.array([*numbers, absent], dtype=np.intp)[coded.codes]
         strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
         if strange.any():
             rows = np.flatnonzero(strange[coded.codes])
@@ -289,7 +283,7 @@ class _Encoder:
             self._missing(column, ~seen, out, first, cells)
 
     def _write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
-        coded = _coded(cells)
+        coded = coded_cells(cells)
         texts = [str(value) for value in coded.values]
         absent = np.array([*(text.strip() in MISSING for text in texts), True])
         rows = np.zeros((len(texts) + 1, out.shape[1]))
@@ -353,13 +347,13 @@ def _direct(column: Column, cells: Any) -> Array | None:
     return None
 
 
-def _coded(cells: Any) -> _Coded:
+def coded_cells(cells: Any) -> CodedCells:
     """The cells by their different values."""
     if hasattr(cells, "null_count"):
         if not hasattr(cells, "indices"):
             cells = cells.dictionary_encode()
         codes = np.asarray(cells.indices.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.intp)
-        return _Coded(codes, cells.dictionary.to_pylist())
+        return CodedCells(codes, cells.dictionary.to_pylist())
     places: dict[Any, int] = {}
     values = cells.tolist() if cells.dtype.kind in "biufUS" else cells
     try:
@@ -367,13 +361,13 @@ def _coded(cells: Any) -> _Coded:
     except TypeError as problem:
         raise DataError(f"cells must be numbers, text or times ({problem}).") from problem
     distinct = list(places)
-    null = np.array([_is_null(value) for value in distinct], dtype=bool)
+    null = np.array([is_null(value) for value in distinct], dtype=bool)
     if null.any():
         codes = np.where(null[codes], -1, codes)
-    return _Coded(codes, distinct)
+    return CodedCells(codes, distinct)
 
 
-def _is_null(value: Any) -> bool:
+def is_null(value: Any) -> bool:
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return bool(isinstance(value, float | np.floating) and math.isnan(value))
@@ -398,20 +392,16 @@ def category_text(value: Any) -> str:
 
 def _number(column: Column) -> Callable[[Any], float]:
     """Returns a reader of numbers: NaN if missing, infinity if not a number."""
-    absent = MISSING.union(column.absent)
-    around = "".join(sign for sign in column.signs if sign != "%")
+    absent, known = MISSING.union(column.absent), set(column.signs)
 
     def read(value: Any) -> float:
         if isinstance(value, str):
-            text = value.strip()
-            if text in absent:
+            if value.strip() in absent:
                 return math.nan
-            text = text.lstrip(around).rstrip(MONEY).strip() if around else text
-            if "%" in column.signs:
-                text = text[:-1].rstrip() if text.endswith("%") else ""
-            return float(text) if NUMBER.fullmatch(text) else math.inf
+            number, signs = signed_number(value) or (math.inf, "")
+            return number if set(signs) <= known and ("%" in signs) == ("%" in known) else math.inf
         try:
-            return math.nan if _is_null(value) else float(value)
+            return math.nan if is_null(value) else float(value)
         except (TypeError, ValueError):
             return math.inf
 
@@ -420,27 +410,29 @@ def _number(column: Column) -> Callable[[Any], float]:
 
 def _date(column: Column) -> Callable[[Any], float]:
     """Returns a reader of dates, in days since 1970-01-01: NaN if missing, infinity if not a date."""
-
     absent = MISSING.union(column.absent)
 
     def read(value: Any) -> float:
-        if _is_null(value):
+        if is_null(value):
             return math.nan
         if not isinstance(value, str):
             value = value.isoformat() if hasattr(value, "isoformat") else "?"
         text = value.strip()
         if text in absent:
             return math.nan
-        try:
-            moment = (
-                datetime.fromisoformat(text)
-                if column.format is None
-                else datetime.strptime(text, column.format)
-            )
-        except ValueError:
+        moment = moment_in(text, column.format)
+        if moment is None:
             return math.inf
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         since = moment - datetime(1970, 1, 1, tzinfo=UTC)
         return (since.days * _DAY + since.seconds * 1_000_000 + since.microseconds) / _DAY
 
     return read
+
+
+def moment_in(text: str, format_: str | None) -> datetime | None:
+    """The time that a text tells, in this format or ISO 8601; None where it tells none."""
+    try:
+        return datetime.fromisoformat(text) if format_ is None else datetime.strptime(text, format_)
+    except ValueError:
+        return None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,25 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError, did_you_mean, naming
 from fedsolve.labels import Task, spelled_labels, task_of
 from fedsolve.tables.csv_text import PLAIN, Dialect, is_empty
-from fedsolve.tables.encoder import MISSING, category_text, column_names
-from fedsolve.tables.schema import DAYS_A_YEAR, LEFT_OUT, MONEY, NUMBER, SIGNS, Column, Schema
+from fedsolve.tables.encoder import (
+    MISSING,
+    CodedCells,
+    category_text,
+    coded_cells,
+    column_array,
+    column_names,
+    moment_in,
+)
+from fedsolve.tables.schema import (
+    DAYS_A_YEAR,
+    LEFT_OUT,
+    MONEY,
+    NUMBER,
+    SIGNS,
+    Column,
+    Schema,
+    signed_number,
+)
 from fedsolve.tables.table_file import (
     LABEL_NAMES,
     ColumnLayout,
@@ -35,6 +52,9 @@ from fedsolve.tables.table_file import (
 
 ROWS = 100_000
 """Rows that a proposal looks at."""
+
+_GLANCE = 2_000_000
+"""Cells of a table of numbers alone that are looked at."""
 
 _YEARS_FIRST = ("%Y/%m/%d", "%Y.%m.%d")
 _DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", *_YEARS_FIRST, "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
@@ -63,6 +83,9 @@ _NAMED = frozenset(("None", "NA"))
 
 _IDENTIFIER = re.compile(r"(?i:(^|[_\W])(id|ids|uuid|guid|mrn)($|[_\W\d]))|(?<=[a-z])(Id|ID)$")
 _NUMERIC = ("int", "uint", "float", "double", "halffloat", "bool")
+_CODE = re.compile(r"0\d")
+_CONSTANT = "constant, always"
+_OR_TEXT = "or make it a text"
 _WORDS = 5
 _FEW = 20
 _NEARLY = 0.95
@@ -91,12 +114,18 @@ def propose(
 
 
 def propose_for(
-    paths: Sequence[str | Path], layout: ColumnLayout, task: Task | None = None, fewest: int | None = None
+    paths: Sequence[str | Path],
+    layout: ColumnLayout,
+    task: Task | None = None,
+    fewest: int | None = None,
+    glance: bool = True,
 ) -> Schema | None:
-    """A schema to train with on all these files; None if every column is complete and numeric.
+    """A schema to train with on all these files; None if every column is a complete number of which nothing
+    is to be told.
 
-    fewest: where others are told of it, which they are of numbers alone too; see `_tellable`. The label is
-    the column that `layout` names, one of the usual name, or the last.
+    fewest: where others are told of it, which they are of numbers alone too; see `_tellable`. glance: whether
+    a table of numbers alone is looked at. The label is the column that `layout` names, one of the usual name,
+    or the last.
     """
     with naming(paths[0]):
         names = TableFile(paths[0], layout).names
@@ -108,17 +137,21 @@ def propose_for(
         labels = [names[column_position(names, one, "label column")] for one in layout.label_names]
         label = None if labels else names[label_place(names, left, layout.label) or 0]
     features = [name for name in names if name not in {*dropped, client, label, *labels}]
-    if fewest is None and all(_is_plain(path, layout, features) for path in paths):
+    numbers = fewest is None and all(_all_numbers(path, layout, features) for path in paths)
+    if numbers and not glance:
         return None
+    rows = max(1000, _GLANCE // len(names)) if numbers else ROWS
     found = []
     for path in paths:
         with naming(path):
-            found.append(_texts(path, layout, ROWS))
+            found.append(_texts(path, layout, rows))
     kept = [name for name in names if name not in dropped]
     whole = [each for each in found if set(kept) <= set(each)]  # others are refused when they are read
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
     with naming(paths[0]):
         proposed = _of_texts(texts, label, client, None, task, labels)
+    if numbers and all(map(_is_plain, proposed.columns)):
+        return None
     if fewest is not None:
         proposed = _tellable(proposed, texts, fewest)
     others = tuple(Column(name, "unused", remark="unused: dropped") for name in sorted(dropped))
@@ -143,7 +176,8 @@ def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
         columns.append(replace(column, absent=absent, categories=kept, remark=""))
     if proposed.labels:
         return replace(proposed, columns=tuple(columns))
-    known, counts = np.unique(_known_labels(texts[str(proposed.label)]), return_counts=True)
+    labels = spelled_labels([text for text in texts[str(proposed.label)] if not is_empty(text)])
+    known, counts = np.unique(labels, return_counts=True)
     classes = tuple(known[counts >= fewest].tolist()) if proposed.classes else ()
     return replace(proposed, columns=tuple(columns), classes=classes if len(classes) > 1 else ())
 
@@ -226,9 +260,9 @@ def propose_columns(
             columns.append(_number_column(numbers, ""))
         elif dates is not None:
             columns.append(_date_column(*dates))
-        elif name not in categories and len(look.distinct) > _MANY_LABELS:
+        elif name not in categories and len(look.counts) > _MANY_LABELS:
             columns.append(Column(name, "unused", remark=f"unused: {_many(look)}"))
-        elif look.cells:
+        elif look.counts:
             columns.append(Column(name, "category", categories=tuple(look.distinct), remark=look.remark()))
     return tuple(columns)
 
@@ -248,29 +282,33 @@ def summary(schema: Schema) -> list[str]:
     return lines
 
 
-def _is_plain(path: str | Path, layout: ColumnLayout, names: list[str]) -> bool:
-    """Whether all cells of these columns are numbers and none of the columns is an identifier."""
+def _all_numbers(path: str | Path, layout: ColumnLayout, names: list[str]) -> bool:
+    """Whether all cells of these columns are numbers."""
     with naming(path):
         file = TableFile(path, layout)
-        texts = _texts(path, layout, 1000)
-        names = [name for name in names if name in texts]
-        for name in names:
-            look = _Look.at(name, texts[name])
-            if len(look.cells) < look.rows or _numbers(look.distinct) is None or _is_identifier(look):
-                return False
         places = {name: place for place, name in enumerate(file.names)}
+        wanted = {name: Column(name) for name in names if name in places}
         try:
-            table = file.cells({name: Column(name) for name in names}, places)
+            table = file.cells(wanted, places)
         except (Unreadable, DataError):
             return False
-        return all(_is_numeric(table.column(name)) for name in names)
+        columns = [(table.column(name), str(table.column(name).type)) for name in wanted]
+        return all(
+            all(map(NUMBER.fullmatch, cells.unique().to_pylist()))
+            if kind.startswith("dictionary")
+            else kind.startswith(_NUMERIC) and not cells.null_count
+            for cells, kind in columns
+        )
 
 
-def _is_numeric(column: Any) -> bool:
-    """Whether a pyarrow column holds numbers only."""
-    if str(column.type).startswith("dictionary"):
-        return all(NUMBER.fullmatch(text) for text in column.unique().to_pylist())
-    return str(column.type).startswith(_NUMERIC) and not column.null_count
+def _is_plain(column: Column) -> bool:
+    """Whether a proposed column of numbers is learnt from as it is, and nothing is to be told of it.
+
+    A constant does no harm.
+    """
+    if column.kind != "number":
+        return column.remark.startswith(f"unused: {_CONSTANT}")
+    return not column.absent and not re.search(r"\bleak\b|\babsent\b", column.remark)
 
 
 def _of_texts(
@@ -307,7 +345,10 @@ def _of_texts(
     columns = [_proposed(name, texts[name], labels) for name in names if name not in left_out]
     if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
-        raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
+        few = f" {len(labels)} rows are too few to tell." if len(labels) < _FEW else ""
+        raise DataError(
+            f"no column looks like one to learn from: {told or 'there is none but the label'}.{few}"
+        )
     found: Task | None = None if classes else "regression"
     return Schema(tuple(columns), label, classes, client, None, weight, found, tuple(several))
 
@@ -319,51 +360,45 @@ def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
         file = TableFile(table, dialect)
         own = file.dialect if file.is_csv else own
         table = file.head(rows)
-    elif hasattr(table, "to_pandas"):
-        table = {name: table.column(name).slice(0, rows).to_pylist() for name in table.column_names}
-    return {name: _plain(list(table[name][:rows]), own) for name in column_names(table)}
+    if hasattr(table, "to_pandas"):
+        columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
+    else:
+        columns = {name: column_array(table[name][:rows]) for name in column_names(table)}
+    return {name: _plain(coded_cells(cells), own) for name, cells in columns.items()}
 
 
-def _plain(cells: Iterable[Any], dialect: Dialect) -> Array:
-    spelled: dict[Any, str] = {}
-    plain = []
-    for cell in cells:
-        key = (type(cell), str(cell))
-        if key not in spelled:
-            text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
-            text = "" if text in ("NaT", "<NA>") or (text in MISSING and not isinstance(cell, str)) else text
-            if dialect.signs != PLAIN and dialect.value(text) is not None:
-                text = dialect.plain(text)
-            spelled[key] = text
-        plain.append(spelled[key])
-    return np.array(plain, dtype=object)
-
-
-def _known_labels(labels: Array) -> Array:
-    return spelled_labels([text for text in labels if text and not is_empty(text)])
+def _plain(cells: CodedCells, dialect: Dialect) -> Array:
+    spelled = []
+    for cell in cells.values:
+        text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
+        if dialect.signs != PLAIN and dialect.value(text) is not None:
+            text = dialect.plain(text)
+        spelled.append("" if text == "NaT" else text)
+    return np.array([*spelled, ""], dtype=object)[cells.codes]
 
 
 def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
     """The classes, or none where the labels are measurements."""
-    known = _known_labels(labels)
+    known = spelled_labels([text for text in labels if not is_empty(text)])
     if (task or task_of(known, f"the label column '{name}'")) == "regression":
         return ()
     distinct = np.unique(known)
     if len(distinct) < 2:
-        raise DataError(f"the label column '{name}' has one value only ({distinct.tolist()}).")
+        raise DataError(
+            f"the label column '{name}' has one value only ({distinct.tolist()}); two classes are needed."
+        )
     return tuple(distinct.tolist())
 
 
 @dataclass
 class _Look:
-    """What a column holds: its cells that are there, and the different ones among them.
+    """What a column holds: the different cells that are there, in order, and how often each is.
 
     absent: texts that stand for a missing value here, other than the usual ones. signs: around its numbers.
     """
 
     name: str
-    cells: list[str]
-    distinct: list[str]
+    counts: dict[str, int]
     rows: int
     absent: tuple[str, ...] = ()
     signs: str = ""
@@ -371,17 +406,34 @@ class _Look:
     @classmethod
     def at(cls, name: str, texts: Array, absent: Iterable[str] = (), signs: str = "") -> _Look:
         words = tuple(sorted(absent))
-        cells = [text for text in texts.tolist() if text not in MISSING.union(words)]
-        return cls(name, cells, sorted(set(cells)), len(texts), words, signs)
+        gone, found = MISSING.union(words), Counter(texts.tolist())
+        return cls(
+            name, {text: found[text] for text in sorted(found) if text not in gone}, len(texts), words, signs
+        )
+
+    @property
+    def distinct(self) -> list[str]:
+        return list(self.counts)
+
+    @property
+    def there(self) -> int:
+        """How many cells are not missing."""
+        return sum(self.counts.values())
 
     @property
     def rule(self) -> str:
         """The rule for missing values: a flag column if some are missing here."""
-        return "flag" if len(self.cells) < self.rows else ""
+        return "flag" if self.there < self.rows else ""
 
     @property
     def nearly_unique(self) -> bool:
-        return len(self.cells) >= _FEW and len(self.distinct) >= _NEARLY * len(self.cells)
+        return self.there >= _FEW and len(self.counts) >= _NEARLY * self.there
+
+    @property
+    def values(self) -> Array:
+        """The numbers in the cells, in the order of the different ones."""
+        read = [signed_number(text) or (math.nan, "") for text in self.counts]
+        return np.repeat([value for value, _ in read], list(self.counts.values()))
 
     def remark(self, *noticed: str) -> str:
         parts = [*noticed]
@@ -389,44 +441,57 @@ class _Look:
             parts.append(f"taken as missing: {', '.join(map(repr, self.absent))}")
         if self.signs:
             parts.append(f"the sign{'s' * (len(self.signs) > 1)} {' '.join(self.signs)} left out")
-        if len(self.cells) < self.rows:
-            parts.append(f"{self.rows - len(self.cells)} of {self.rows} missing")
+        if self.there < self.rows:
+            parts.append(f"{self.rows - self.there} of {self.rows} missing")
+        if self.rows < 2 * _WORDS:
+            parts.append(f"{self.rows} rows are too few to be sure")
         return "; ".join(part for part in parts if part)
 
 
 def _proposed(name: str, texts: Array, labels: Array) -> Column:
     look = _Look.at(name, texts)
-    unused = _reason_to_leave_out(look, texts, labels)
-    if unused:
-        return Column(name, "unused", remark=f"unused: {unused}")
+    pairs = set(zip(texts.tolist(), labels.tolist(), strict=True))
+    known = {(text, label) for text, label in pairs if text in look.counts and label}
+    why = ""
+    if not look.counts:
+        why = "no values at all"
+    elif len(look.counts) == 1 and not _NAMED.intersection(texts.tolist()):
+        why = f"{_CONSTANT} {look.distinct[0]!r}"
+    elif _is_the_label(known, len(labels)):
+        why = "leak: one value for each label and one label for each value, so it is the label"
+    if why:
+        return Column(name, "unused", remark=f"unused: {why}")
     if (days := _as_days(look)) is not None:
         return days
     if _is_identifier(look):
-        seen = f"{len(look.distinct)} different values in {len(look.cells)} rows"
+        seen = f"{len(look.counts)} different values in {look.there} rows"
         return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
-    leak = _leak(look, texts, labels)
-    numbers = _as_numbers(look, texts)
-    if numbers is not None:
+    leak = ""
+    often = look.there >= max(_FEW, 5 * len(look.counts))
+    if often and len(known) == len(look.counts) and len({label for _, label in known}) > 1:
+        leak = f"a leak? Each of its {len(look.counts)} values goes with one label only"
+    if (numbers := _as_numbers(look, texts)) is not None:
         return _number_column(numbers, leak)
-    dates = _as_dates(look, texts)
-    if dates is not None:
+    if (dates := _as_dates(look, texts)) is not None:
         return _date_column(*dates)
     return _text_column(look, texts, leak)
 
 
 def _text_column(look: _Look, texts: Array, leak: str) -> Column:
-    words = sum(len(cell.split()) for cell in look.distinct) / len(look.distinct)
-    if words >= 4:
+    words = sum(len(cell.split()) for cell in look.counts) / len(look.counts)
+    many = len(look.counts) > max(_FEW, min(_MANY_LABELS, look.there // 20))
+    why = _many(look) if many else ""
+    if words >= 4 or (words >= 3 and why.endswith(_OR_TEXT)):
         told = look.remark(f"looks like text, {words:.0f} words on average; hashed")
         return Column(look.name, "text", remark=told)
-    if len(look.distinct) > max(_FEW, min(_MANY_LABELS, len(look.cells) // 20)):
-        return Column(look.name, "unused", remark=f"unused: {_many(look)}")
+    if many:
+        return Column(look.name, "unused", remark=f"unused: {why}")
     # A word such as None or NA is a value of its own among others; where nothing stands, it is missing.
-    named = [text for text in texts.tolist() if text in _NAMED]
+    named = {text: count for text, count in Counter(texts.tolist()).items() if text in _NAMED}
     if named:
-        look = _Look(look.name, [*look.cells, *named], sorted({*look.distinct, *named}), look.rows)
-    noticed = f"{', '.join(map(repr, sorted(set(named))))} taken for a category" if named else ""
-    if len(look.distinct) > 2 and all(map(_date_like, look.distinct)):
+        look = _Look(look.name, dict(sorted({**look.counts, **named}.items())), look.rows)
+    noticed = f"{', '.join(map(repr, sorted(named)))} taken for a category" if named else ""
+    if len(look.counts) > 2 and all(map(_date_like, look.counts)):
         noticed = "dates, but not all of one known form; write them as 2024-01-31 if they are to be dates"
     return Column(
         look.name,
@@ -438,53 +503,47 @@ def _text_column(look: _Look, texts: Array, leak: str) -> Column:
 
 
 def _many(look: _Look) -> str:
-    """Why a column of many different texts is left out, and what to do about it."""
-    others = [cell for cell in look.distinct if not NUMBER.fullmatch(cell)]
-    seen = f"many values ({len(look.distinct)} different ones in {len(look.cells)} rows)"
+    """Why many different texts are left out, and what to do about it."""
+    others = [cell for cell in look.counts if not NUMBER.fullmatch(cell)]
+    seen = f"many values ({len(look.counts)} different ones in {look.there} rows)"
     if not others:
         return f"{seen} with zeros in front: codes. List the frequent ones as categories"
-    if (
-        all(re.match(r"\W*\d", cell) and not _date_like(cell) for cell in look.distinct)
-        and len(others) > _FEW
-    ):
+    if len(others) > _FEW and all(re.match(r"\W*\d", cell) and not _date_like(cell) for cell in look.counts):
         return f"{seen} with numbers in them, such as {others[0]!r}: leave nothing but numbers in the cells"
-    if 2 * len(others) < len(look.distinct):
+    if 2 * len(others) < len(look.counts):
         return (
             f"nearly numbers, but {len(others)} different cells are none, such as "
             f"{', '.join(map(repr, others[:3]))}. Correct them, or make it a number with these cells under "
             "absent"
         )
-    return f"{seen}; list the frequent ones as categories, or make it a text"
-
-
-def _reason_to_leave_out(look: _Look, texts: Array, labels: Array) -> str:
-    if not look.cells:
-        return "no values at all"
-    if len(look.distinct) == 1 and not set(texts.tolist()) & _NAMED:
-        return f"constant, always {look.distinct[0]!r}"
-    if _is_the_label(texts, labels):
-        return "leak: one value for each label and one label for each value, so it is the label"
-    return ""
+    return f"{seen}; list the frequent ones as categories, {_OR_TEXT}"
 
 
 def _is_identifier(look: _Look) -> bool:
-    numbers = _numbers(look.distinct)
+    numbers = _numbers(look.counts)
     whole = numbers is not None and all(value.is_integer() for value in numbers)
-    single = numbers is None and all(len(text.split()) <= 2 for text in look.distinct)
-    if not whole and (not single or any(map(_is_odd_number, look.distinct))):
+    single = numbers is None and all(len(text.split()) <= 2 for text in look.counts)
+    if not whole and (not single or any(map(signed_number, look.counts))):
         return False
-    if _IDENTIFIER.search(look.name) and len(look.distinct) >= max(_FEW, len(look.cells) // 10):
+    if _IDENTIFIER.search(look.name) and len(look.counts) >= max(_FEW, look.there // 10):
         return True  # it may repeat: a patient has several rows
-    if numbers is not None:  # a running number; amounts of money may be all different, too, and years
-        years = min(numbers) >= 1900 and max(numbers) <= 2100
-        return look.nearly_unique and not years and max(numbers) - min(numbers) < 3 * look.rows
-    if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.distinct):
+    if whole:
+        return numbers_the_rows(look.values)
+    if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.counts):
         return False  # numbers in a form, or with a unit, that is not known
     return look.nearly_unique and _date_format(look.distinct) is None
 
 
-def _is_odd_number(text: str) -> bool:
-    return bool(NUMBER.fullmatch(text.strip(f"{SIGNS} ")))
+def numbers_the_rows(values: Array) -> bool:
+    """Whether these are running numbers: whole, nearly all different and close together, and no years.
+
+    Amounts of money may be all different, too, but they lie far apart.
+    """
+    if len(values) < _FEW or not np.all(values == np.rint(values)):
+        return False
+    low, high = values.min(), values.max()
+    near = high - low < 3 * len(values) and not 1900 <= low <= high <= 2100
+    return bool(near and len(np.unique(values)) >= _NEARLY * len(values))
 
 
 def _date_like(text: str) -> bool:
@@ -494,21 +553,22 @@ def _date_like(text: str) -> bool:
 
 def _as_numbers(look: _Look, texts: Array) -> _Look | None:
     """The column as numbers: with signs around them, and with words or sentinels that mean missing."""
-    plain = {cell for cell in look.distinct if NUMBER.fullmatch(cell)}
-    signed = {cell for cell in look.distinct if cell not in plain and _is_odd_number(cell)}
-    others = {cell for cell in look.distinct if cell not in plain | signed}
-    if any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in plain):
-        return None  # 007 is a code and not a number
-    signs = "".join(sign for sign in SIGNS if any(sign in cell for cell in signed))
-    if "%" in signs and (plain or not all(cell.endswith("%") for cell in signed)):
+    read = {cell: found for cell in look.counts if (found := signed_number(cell)) is not None}
+    others = look.counts.keys() - read.keys()
+    if any(map(_CODE.match, read)):
+        return None
+    used = {sign for _, around in read.values() for sign in around}
+    if "%" in used and not all("%" in around for _, around in read.values()):
         return None  # 97 % and 0.97 in one column cannot be told apart
-    if len(set(MONEY).intersection(signs)) > 1:
+    if len(used.intersection(MONEY)) > 1:
         return None
-    read = [cell for cell in look.cells if cell not in others]
-    if not _few_strangers(look, others) or len(read) < len(look.cells) / 2:
+    if not _few_strangers(look, others) or 2 * sum(look.counts[cell] for cell in read) < look.there:
         return None
-    sentinels = _sentinels([float(cell.strip(f"{SIGNS} ")) for cell in read])
-    return _Look.at(look.name, texts, others | set(sentinels), signs)
+    counts: Counter[float] = Counter()
+    for cell, (value, _) in read.items():
+        counts[value] += look.counts[cell]
+    absent = {*others, *_sentinels(counts)}
+    return _Look.at(look.name, texts, absent, "".join(sign for sign in SIGNS if sign in used))
 
 
 def _few_strangers(look: _Look, others: Collection[str]) -> bool:
@@ -516,64 +576,43 @@ def _few_strangers(look: _Look, others: Collection[str]) -> bool:
 
     Words without a digit may be more: they are no values that were written otherwise.
     """
-    strange = [cell for cell in look.cells if cell in others and cell.lower() not in _ABSENT]
+    strange = [cell for cell in others if cell.lower() not in _ABSENT]
     share = _NEARLY if any(re.search(r"\d", cell) for cell in strange) else _MOSTLY
-    return len(set(strange)) <= _WORDS and len(strange) <= (1 - share) * len(look.cells)
+    return len(strange) <= _WORDS and sum(look.counts[cell] for cell in strange) <= (1 - share) * look.there
 
 
-def _sentinels(values: list[float]) -> list[str]:
+def _sentinels(counts: Mapping[float, int]) -> list[str]:
     """A number such as -99 or -999 that stands for a missing one: it repeats, and no other is below zero."""
-    found = [value for value in set(values) if value < 0]
-    if len(found) != 1 or values.count(found[0]) < 2 or len(set(values)) < 3:
+    found = [value for value in counts if value < 0]
+    if len(found) != 1 or counts[found[0]] < 2 or len(counts) < 3:
         return []
     return [f"{found[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", f"{found[0]:g}") else []
 
 
-def whole_and_nearly_unique(values: Array) -> bool:
-    """Whether a column of numbers looks like an identifier."""
-    if len(values) < _FEW or not np.all(values == np.rint(values)):
-        return False
-    return len(np.unique(values)) >= _NEARLY * len(values)
-
-
-def _is_the_label(texts: Array, labels: Array) -> bool:
-    pairs = {
-        (text, label) for text, label in zip(texts, labels, strict=True) if text not in MISSING and label
-    }
+def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:
+    """Whether values and labels go together one by one, in more rows than chance would explain."""
     values, classes = ({pair[side] for pair in pairs} for side in (0, 1))
     if not len(pairs) == len(values) == len(classes) > 1:
         return False
-    if len(pairs) <= max(_FEW, len(labels) // 2):
+    if 2 * len(pairs) <= rows >= _WORDS:
         return True
     # Numbers that hardly repeat go with each other by chance: is the one the other in another unit?
     numbers = [_numbers(side) for side in zip(*pairs, strict=True)]
-    return None not in numbers and abs(np.corrcoef(numbers)[0, 1]) > 1 - 1e-9  # type: ignore[arg-type]
+    return len(pairs) > _WORDS and None not in numbers and abs(np.corrcoef(numbers)[0, 1]) > 1 - 1e-9  # type: ignore[arg-type]
 
 
-def _leak(look: _Look, texts: Array, labels: Array) -> str:
-    """A remark if each value of the column has only one label."""
-    known = set(look.distinct)
-    pairs = {(text, label) for text, label in zip(texts, labels, strict=True) if text in known and label}
-    repeated = len(look.cells) >= max(_FEW, 5 * len(look.distinct))
-    if len({label for _, label in pairs}) > 1 and len(pairs) == len(look.distinct) and repeated:
-        return f"a leak? Each of its {len(look.distinct)} values goes with one label only"
-    return ""
-
-
-def _numbers(texts: Sequence[str]) -> list[float] | None:
-    """The texts as numbers, or None. 007 is a code, not a number."""
-    if not all(NUMBER.fullmatch(text) for text in texts):
-        return None
-    if any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in texts):
+def _numbers(texts: Collection[str]) -> list[float] | None:
+    """The texts as numbers without signs, or None. 007 is a code, not a number."""
+    if any(map(_CODE.match, texts)) or not all(map(NUMBER.fullmatch, texts)):
         return None
     return [float(text) for text in texts]
 
 
 def _number_column(look: _Look, leak: str) -> Column:
-    values = np.array([float(cell.strip(f"{SIGNS} ")) for cell in look.cells])
+    values = look.values
     reference, scale = rounded_place(values)
-    few = 2 < len(look.distinct) <= 10 and bool(np.all(values == np.rint(values)))
-    codes = f"only {len(look.distinct)} different whole numbers; a category if they are codes" if few else ""
+    few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
+    codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
     return Column(
         look.name,
         "number",
@@ -617,11 +656,11 @@ def rounded_place(values: Array) -> tuple[float, float]:
 
 def _as_dates(look: _Look, texts: Array) -> tuple[_Look, str | None, bool] | None:
     """The column as dates, its format, and whether another one fits as well."""
-    absent = {cell for cell in look.distinct if cell.lower() in _ABSENT or _NO_DAY.fullmatch(cell)}
-    there = [cell for cell in look.distinct if cell not in absent]
+    absent = {cell for cell in look.counts if cell.lower() in _ABSENT or _NO_DAY.fullmatch(cell)}
+    there = [cell for cell in look.counts if cell not in absent]
     fitting = _date_format(there) if there else None
     if fitting is None and there:  # a word now and then
-        read = [[cell for cell in there if _day(cell, format_) is not None] for format_ in FORMATS]
+        read = [[cell for cell in there if moment_in(cell, format_)] for format_ in FORMATS]
         most = max(read, key=len)
         others = set(there) - set(most)
         if most and len(most) > len(others) and _few_strangers(look, others):
@@ -631,30 +670,23 @@ def _as_dates(look: _Look, texts: Array) -> tuple[_Look, str | None, bool] | Non
 
 def _as_days(look: _Look) -> Column | None:
     """The column as dates that are spelled like whole numbers, such as 20240131."""
-    if not all(re.fullmatch(r"(19|20)\d{6}(\d{6})?", text) for text in look.distinct):
+    if not all(re.fullmatch(r"(19|20)\d{6}(\d{6})?", text) for text in look.counts):
         return None
     for format_ in ("%Y%m%d", "%Y%m%d%H%M%S"):
-        if all(_day(text, format_) is not None for text in look.distinct):
+        if all(moment_in(text, format_) for text in look.counts):
             return _date_column(look, format_, False)
     return None
 
 
 def _date_format(texts: Sequence[str]) -> tuple[str | None, bool] | None:
     """The format that all these texts have, and whether another one fits as well."""
-    fitting = [format_ for format_ in FORMATS if all(_day(text, format_) is not None for text in texts)]
+    fitting = [format_ for format_ in FORMATS if all(moment_in(text, format_) for text in texts)]
     return (fitting[0], len(fitting) > 1) if fitting else None
 
 
-def _day(text: str, format_: str | None) -> date | None:
-    try:
-        return (datetime.fromisoformat(text) if format_ is None else datetime.strptime(text, format_)).date()
-    except ValueError:
-        return None
-
-
 def _date_column(look: _Look, format_: str | None, ambiguous: bool) -> Column:
-    days = sorted(day for text in look.distinct if (day := _day(text, format_)) is not None)
-    start = date(days[len(days) // 2].year, 1, 1)
+    years = sorted(moment.year for text in look.counts if (moment := moment_in(text, format_)))
+    start = date(years[len(years) // 2], 1, 1)
     remark = f"looks like a date, {format_ or 'ISO 8601'}"
     if format_ is not None and "%y" in format_:
         remark += "; of the years, 00 to 68 are read as 2000 to 2068"

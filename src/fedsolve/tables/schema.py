@@ -47,12 +47,20 @@ LEFT_OUT = ("identifier", "unused")
 
 DAYS_A_YEAR = 365.25
 
-NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 """A number in a cell; no underscores, no infinity."""
 
 MONEY = "$€£¥"
 SIGNS = f"<>≤≥~{MONEY}%"
 """Signs that may stand around a number."""
+
+_SIGNED = re.compile(rf"([<>≤≥~{MONEY}]*)\s*({NUMBER.pattern})\s*([%{MONEY}]?)")
+
+
+def signed_number(text: str) -> tuple[float, str] | None:
+    """The number in a cell and the signs around it; None where it is no number."""
+    found = _SIGNED.fullmatch(text.strip())
+    return None if found is None else (float(found[2]), found[1] + found[3])
 
 
 @dataclass(frozen=True)

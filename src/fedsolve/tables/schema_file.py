@@ -60,8 +60,8 @@ def to_toml(schema: Schema) -> str:
                 lines += ["", f"[columns.{_key(column.name)}.backbone]", *_described(value)]
             elif key == "buckets" and column.backbone is not None:
                 continue
-            elif key == "reference" and column.kind == "date":
-                lines.append(f"reference = {_day(value)}")
+            elif key == "reference" and column.kind == "date" and value.is_integer():
+                lines.append(f"reference = {(_EPOCH + timedelta(days=value)).isoformat()}")
             elif value is not None and not (key in ("absent", "signs", "bounds") and not value):
                 lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
@@ -71,12 +71,6 @@ def _described(extractor: Extractor) -> list[str]:
     lines = [f"{key} = {_value(getattr(extractor, key))}" for key in ("address", "weights", "width")]
     packed = {key: container.canonical_json(getattr(extractor, key)) for key in ("recipe", "preprocessing")}
     return lines + [f"{key} = {_text(value)}" for key, value in packed.items()]
-
-
-def _day(days: float) -> str:
-    if not days.is_integer():
-        return repr(days)
-    return (_EPOCH + timedelta(days=days)).isoformat()
 
 
 def _key(name: str) -> str:
@@ -106,7 +100,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     """The schema in a file."""
     text = container.read(path)
     with naming(path):
-        return _from_text(text)
+        return from_toml(text)
 
 
 def write_schema(schema: Schema, path: str | os.PathLike[str]) -> None:
@@ -114,23 +108,15 @@ def write_schema(schema: Schema, path: str | os.PathLike[str]) -> None:
     container.write_atomically(path, to_toml(schema).encode(), previous_kept=True)
 
 
-def from_toml(text: str) -> Schema:
-    """The schema in a TOML text. All mistakes are reported at once."""
-    return _from_text(text.encode())
-
-
-_TOP = {
-    "label": str,
-    "client": str,
-    "weight": str,
-    "task": str,
+_TOP = dict.fromkeys(("label", "client", "weight", "task"), str) | {
     "classes": tuple[Any, ...],
     "labels": tuple[str, ...],
 }
 
 
-def _from_text(text: bytes) -> Schema:
-    note = parse_toml(text, "the schema")
+def from_toml(text: str | bytes) -> Schema:
+    """The schema in a TOML text. All mistakes are reported at once."""
+    note = parse_toml(text.encode() if isinstance(text, str) else text, "the schema")
     columns, problems = [], []
 
     def look(read: Callable[[], Any]) -> Any:

@@ -251,21 +251,19 @@ class TableFile:
         found.add("", range(len(uneven)), uneven.__getitem__, _UNEVEN)
         return found
 
-    def head(self, rows: int) -> dict[str, Any]:
-        """The first cells of every column, as the file has them."""
+    def head(self, rows: int) -> Any:
+        """The first rows as a pyarrow Table, cells as the file has them."""
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise DataError(f"more than one column is called {', '.join(map(repr, twice))}; rename them.")
         if self.is_csv:
             places = {name: place for place, name in enumerate(self.names)}
             try:
-                table = self.texts(places, places, self.names, typed=True, rows=rows)
+                return self.texts(places, places, self.names, typed=True, rows=rows)
             except Unreadable as problem:
                 self.faults().check()
                 raise damaged(self.path, "a csv file", problem) from problem
-        else:
-            table = self.cells(dict.fromkeys(self.names), {}).slice(0, rows)
-        return {name: table.column(name).to_pylist() for name in self.names}
+        return self.cells(dict.fromkeys(self.names), {}).slice(0, rows)
 
     def texts(
         self,

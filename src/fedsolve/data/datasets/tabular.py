@@ -14,7 +14,7 @@ from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.texts import Texts
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.labels import plain_labels
+from fedsolve.labels import number, plain_labels
 from fedsolve.tables.npz import TrainOrTest, open_npz
 from fedsolve.tables.schema import Column, Schema
 from fedsolve.tables.table_file import ColumnLayout, Table, file_columns, label_place, parts, read_table
@@ -35,7 +35,9 @@ def load(address: Address, root: Path | None) -> Dataset:
     layout = layout_of(address)
     text = address.options.get("text")
     other = address.options.get("test", "")
-    apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
+    apart = None
+    if other and number(other) is None:
+        apart = _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
         part: TrainOrTest | None = "train" if kind == "npz" else None
@@ -124,14 +126,6 @@ def layout_of(address: Address) -> ColumnLayout:
     if "header" in settings:
         settings["header"] = settings["header"].lower() not in ("0", "no", "false")
     return ColumnLayout(**settings)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 _SPLIT = (
