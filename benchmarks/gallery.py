@@ -53,20 +53,27 @@ def number(value: float) -> str:
 
 
 def results(data: Any) -> Any:
-    """The results in a file, without date and machine around them."""
-    return data["results"] if isinstance(data, dict) and "results" in data else data
+    """The rows in a file, without date and machine around them."""
+    if not isinstance(data, dict):
+        return data
+    inside = {name: each for name, each in data.items() if isinstance(each, list) and each}
+    rows = [each for each in inside.values() if isinstance(each[0], dict)]
+    return data["results"] if "results" in data else rows[0] if len(rows) == 1 else data
 
 
 def agreement(data: Any) -> Told:
     lines = [each for each in results(data) if each.get("difference") is not None]
-    failed = [each["method"] for each in results(data) if each["failed"]]
+    failed = sorted({each["method"] for each in results(data) if each["failed"]})
+    missing = sorted({each["method"] for each in results(data)} - {each["method"] for each in lines})
     worst = sorted(lines, key=lambda each: -each["difference"])
-    told = f"{len(lines)} methods, {sum(each['comparisons'] for each in lines):,} comparisons, "
+    told = f"{len(lines)} methods, {sum(each['comparisons'] for each in lines):,} comparisons; "
+    told += f"the largest difference is {number(worst[0]['difference'])}. "
     told += (
-        f"{len(failed)} failed; the largest difference is {number(worst[0]['difference'])}. The ten largest:"
+        f"Failed: {', '.join(failed) or 'none'}. Not measured in this run: {', '.join(missing) or 'none'}. "
     )
     table = [["method", "compared with", "largest difference"]]
-    return told, table + [[each["method"], each["oracle"], number(each["difference"])] for each in worst[:10]]
+    rows = [[each["method"], each["oracle"], number(each["difference"])] for each in worst[:10]]
+    return told + "The ten largest:", table + rows
 
 
 def outside(data: Any) -> Told:
@@ -134,7 +141,7 @@ def clients(data: Any) -> Told:
             [f"{count:,}", str(rows), str(width), *(f"{seconds[w]:.1f}" for w in ("fedsolve", "ridge"))]
         )
     return (
-        "AFL over many clients in one process takes less time than one ridge regression of the pooled rows.",
+        "AFL over many clients in one process, beside one ridge regression of the pooled rows.",
         table,
     )
 
@@ -144,7 +151,7 @@ def rows(data: Any) -> Told:
     for each in data["lines"]:
         row = [f"{each['rows']:,}", each["source"], each["method"], f"{each['seconds']:.1f}"]
         table.append([*row, f"{each['anonymous']:.0f}"])
-    return "Rows stay on the disk; time grows with them and memory hardly does.", table
+    return "Rows stay on the disk, mapped or read in blocks.", table
 
 
 def tables(data: Any) -> Told:
@@ -164,11 +171,8 @@ def tables(data: Any) -> Told:
         means = [mean(method, what, *names) for method in methods]
         table.append([label, *("" if each is None else f"{scale * each:.3g}" for each in means)])
     splits = len({each["split"] for each in lines})
-    told = f"Test accuracy in % on {len(names)} tables of scikit-learn, mean of {splits} splits, no setting given. "
-    return (
-        told + "Auto and the classifiers of this project stand beside scikit-learn's own with a search.",
-        table,
-    )
+    told = f"Test accuracy in % on {len(names)} tables of scikit-learn, mean of {splits} splits. "
+    return told + "fedsolve's classifiers have no setting given; scikit-learn's search theirs.", table
 
 
 def heads(data: Any) -> Told:
@@ -187,16 +191,16 @@ def gradient(data: Any) -> Told:
     table = [["method", *partitions, "exchanges", "seconds"]]
     for method in dict.fromkeys(each["method"] for each in data):
         own = [each for each in data if each["method"] == method]
-        best = {each["partition"]["name"]: max(each["accuracy"], *_rounds(each)) for each in own}
+        best = {each["partition"]["name"]: _best(each) for each in own}
         cells = [f"{100 * best[name]:.2f}" if name in best else "" for name in partitions]
         seconds = statistics.fmean(each["seconds"] for each in own)
         table.append([method, *cells, str(own[0]["exchanges"]), number(seconds)])
-    told = "Test accuracy in % by partition. Methods by gradient are scored in their best round, which favours them."
+    told = "Test accuracy in % by partition. Gradient methods are scored in their best round."
     return told, table
 
 
-def _rounds(cell: Any) -> list[float]:
-    return cell["accuracy_per_round"] or [cell["accuracy"]]
+def _best(cell: Any) -> float:
+    return float((cell["measures"] or {}).get("best_round", cell["accuracy"]))
 
 
 def personal(data: Any) -> Told:
@@ -227,7 +231,8 @@ def speed(data: Any) -> Told:
     for each in data["ways"]:
         table.append([each["way"], f"{each['median']:.2f}", f"{each['ratio']:.2f}"])
     task = data["task"]
-    told = f"A round of FedAvg, {task['clients']} clients of {task['rows']} rows, network {task['network']}, {task['device']}."
+    told = f"A round of FedAvg, {task['clients']} clients of {task['rows']} rows, network {task['network']}, "
+    told += f"{task['device']}."
     return told, table
 
 
@@ -246,7 +251,7 @@ def chaos(data: Any) -> Told:
     for name in ("kills", "freezes"):
         table += [[f"{name}: {role}", str(count)] for role, count in sorted(data[name].items())]
     table.append([f"full disk ({data['disk']})", str(len(data["full_disks"]))])
-    told = f"{data['identical']} of {data['trainings']} disturbed trainings gave the bytes of an undisturbed one."
+    told = f"{data['identical']} of {data['trainings']} disturbed trainings gave the bytes of a calm one."
     return told, table
 
 
@@ -267,18 +272,15 @@ def plain(sentence: str) -> Callable[[Any], Told]:
     return tell
 
 
-def _flat(data: Any) -> list[list[str]]:
+def _flat(data: Any, most: int = 40, widest: int = 10) -> list[list[str]]:
     if isinstance(data, dict) and data and all(isinstance(each, dict) for each in data.values()):
         data = [{"": name, **each} for name, each in data.items()]
-    elif isinstance(data, dict):
-        inner = next((each for each in data.values() if isinstance(each, list) and each), None)
-        data = inner if inner and isinstance(inner[0], dict) else [data]
-    simple = [
-        {name: each for name, each in line.items() if isinstance(each, (str, int, float)) or each is None}
-        for line in data
+    lines = [
+        {name: each for name, each in line.items() if isinstance(each, str | int | float)}
+        for line in (data if isinstance(data, list) else [data])
     ]
-    heads = list(dict.fromkeys(name for line in simple for name in line))
-    return [heads, *([_cell(line.get(name)) for name in heads] for line in simple)]
+    heads = list(dict.fromkeys(name for line in lines for name in line))[:widest]
+    return [heads, *([_cell(line.get(name)) for name in heads] for line in lines[:most])]
 
 
 def _cell(value: Any) -> str:
@@ -322,7 +324,8 @@ CLAIMS = {
         Claim(
             "Against the authors' formulation, on two cores",
             "plans-cifar10.json",
-            f"python -m benchmarks plans --data cifar10_lite0.npz {TO}plans-cifar10.json",
+            "python -m benchmarks plans --data cifar10_lite0.npz --layers 20 --only lean "
+            f"--only transcription {TO}plans-cifar10.json",
             plans,
             "performance.md",
         ),
@@ -336,7 +339,8 @@ CLAIMS = {
         Claim(
             "Kernel machines on a GPU",
             "kernel-h200.json",
-            f"python -m benchmarks.gpu --part kernel --landmarks 16384 --landmarks 32768 --landmarks 65536 {TO}kernel-h200.json",
+            "python -m benchmarks.gpu --part kernel --landmarks 16384 --landmarks 32768 --landmarks 65536 "
+            f"{TO}kernel-h200.json",
             kernel,
             "performance.md",
         ),
@@ -364,7 +368,7 @@ CLAIMS = {
         Claim(
             "A round of FedAvg on a GPU",
             "speed-gpu.json",
-            f"python -m benchmarks speed --device cuda {TO}speed-gpu.json",
+            f"python -m benchmarks speed --device cuda --no-flower --workers 1 {TO}speed-gpu.json",
             speed,
             "how-to-gradient.md",
         ),
@@ -401,7 +405,8 @@ CLAIMS = {
         Claim(
             "A model for every site",
             "personal.json",
-            f"python -m benchmarks personal --data cifar10_lite0.npz {TO}personal.json",
+            "python -m benchmarks personal --rounds 20 --gradient --data cifar10_lite0.npz "
+            f"{TO}personal.json",
             personal,
             "how-to-personal-models.md",
         ),
@@ -415,7 +420,8 @@ CLAIMS = {
         Claim(
             "Regression tables, against statsmodels and lifelines",
             "statistics.json",
-            f"python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20 {TO}statistics.json",
+            "python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20 "
+            f"{TO}statistics.json",
             plain("A million rows at 20 sites beside the pooled rows."),
             "how-to-statistics.md",
         ),
@@ -494,8 +500,9 @@ def page() -> str:
     text = [
         "# Gallery of results",
         "",
-        "What this project claims, each claim with the numbers behind it, the command that makes them, the day, the machine and",
-        "the file. The page is made from the files by `python -m benchmarks.gallery`; a test holds it to them.",
+        "What this project claims, each claim with its numbers, the command that makes them, the day, the",
+        "machine and the file. `python -m benchmarks.gallery` makes this page from the files; a test holds it",
+        "to them.",
     ]
     waiting = []
     for group, claims in CLAIMS.items():
@@ -522,10 +529,8 @@ def _shown(claim: Claim) -> list[str]:
     try:
         sentence, table = claim.tell(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        sentence, table = (
-            "The file has a form that this page does not know; its rows as they stand.",
-            _flat(results(data)),
-        )
+        sentence = "The file has another form than this page knows; its first rows as they stand."
+        table = _flat(results(data), 10)
     heading, *rows = table or [[]]
     lines = [f"### {claim.title}", "", sentence]
     if heading:
