@@ -23,7 +23,7 @@ test-lowest: $(VENV)/dev  ## the first commands of a user, with the oldest versi
 	$(BIN)/python -m benchmarks.installed --smoke --lowest
 
 release: $(VENV)/dev  ## build wheel and archive into dist/, check them, install the wheel elsewhere and try it
-	$(BIN)/python -m benchmarks.installed --smoke --dist dist
+	$(BIN)/python -m benchmarks.installed --smoke --dist dist $(if $(BASE),--base $(BASE))
 
 check: $(VENV)/dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -501,8 +501,7 @@ def page() -> str:
         "# Gallery of results",
         "",
         "What this project claims, each claim with its numbers, the command that makes them, the day, the",
-        "machine and the file. `python -m benchmarks.gallery` makes this page from the files; a test holds it",
-        "to them.",
+        "machine and the file. `python -m benchmarks.gallery` makes this page; a test holds it to the files.",
     ]
     waiting = []
     for group, claims in CLAIMS.items():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,6 @@ import pytest
 import fedsolve as fs
 from fedsolve.experiments.reading import read_experiment
 from tests.command import fedsolve
-from tests.conftest import Dataset
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -53,15 +55,19 @@ def run(line: str) -> None:
 
 @pytest.mark.slow
 def test_the_code_of_readme_and_of_the_start_page_runs(
-    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scope = {"X": digits.features[:900], "y": digits.labels[:900]}
-    scope |= {"X_test": digits.features[900:], "y_test": digits.labels[900:]}
     (readme,) = blocks(README, "python")
     (start,) = blocks(START, "python")
-    exec(compile(readme, "README.md", "exec"), scope)
-    assert fs.load_model("model.safetensors").score(scope["X_test"], scope["y_test"]) > 0.9
+    scope: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(readme, "README.md", "exec"), scope)
+    score, difference = map(float, printed.getvalue().split())
+    told = [float(number) for number in re.findall(r"#.* ([\d.e-]+)$", readme, flags=re.MULTILINE)]
+    assert round(score, len(f"{told[0]}") - 2) == told[0]
+    assert difference < told[1]
+    assert fs.load_model("model.safetensors").score(scope["X_test"], scope["y_test"]) == score
     exec(compile(start, "index.md", "exec"), scope)
     assert scope["model"].score(scope["X_test"], scope["y_test"]) > 0.9
 
