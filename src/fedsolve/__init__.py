@@ -121,9 +121,7 @@ _EVERYDAY = {
     "Releasing": "fedsolve.statistics.release:Releasing",
     "Schema": "fedsolve.tables.schema:Schema",
     "Softmax": "fedsolve.closedform.softmax:Softmax",
-    "add": "fedsolve.privacy.leaving:add",
     "evaluate": "fedsolve.scoring.evaluation:evaluate",
-    "forget": "fedsolve.privacy.leaving:forget",
     "evaluate_by": "fedsolve.scoring.groups:evaluate_by",
     "gradient": "fedsolve.gradient",
     "feature_importances": "fedsolve.scoring.importance:feature_importances",
@@ -155,6 +153,8 @@ _OPTIONAL = {
     "RowFile": "fedsolve.cluster.row_file:RowFile",
     "SoftmaxClassifier": "fedsolve.estimators:SoftmaxClassifier",
     "StatusPage": "fedsolve.watching.loopback:StatusPage",
+    "add": "fedsolve.privacy.leaving:add",
+    "forget": "fedsolve.privacy.leaving:forget",
     "tracker": "fedsolve.tracking:tracker",
 }
 """The same for names that need more than the core of fedsolve, or longer to import than all of it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import pydoc
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedsolve as fs
 from tests.docs.test_blocks import BLOCK
 
 ROOT = Path(__file__).parents[2]
@@ -66,3 +69,13 @@ def test_the_public_names_are_there() -> None:
     for module, names in NAMES.items():
         assert names
         assert all(hasattr(import_module(module), name) for name in names), module
+
+
+def test_help_says_what_a_method_is() -> None:
+    told = pydoc.render_doc(fs.AFL, renderer=pydoc.plaintext)
+    assert "a linear classifier in one exchange" in told
+    assert "W = (sum XᵀX + ridge I)^-1 sum XᵀY" in told
+    for name in fs.__all__:
+        thing = getattr(fs, name)
+        if inspect.isclass(thing):
+            assert inspect.getdoc(thing) != inspect.getdoc(thing.__mro__[1]), f"{name} has no docstring"

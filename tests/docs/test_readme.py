@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.installed import absolute
 
 import fedsolve as fs
 from fedsolve.experiments.reading import read_experiment
@@ -106,6 +107,16 @@ def test_make_and_the_experiment_that_readme_names_are_there() -> None:
     for name, numbers in re.findall(r"^\| (\w+)[^|]*\|((?: [\d.]+ \|)+)$", table, flags=re.MULTILINE):
         assert name in methods or f"{name} (T = 5)" in methods or any(name in each for each in methods)
         assert numbers.split(" | ")[0].strip(" |") in gradient
+
+
+def test_links_are_absolute_for_a_package_index() -> None:
+    base = "https://example.org/fedsolve"
+    text = absolute(README, base)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)\s]+)\)", README)) > 30
+    assert all(link.startswith("https://") for link in links)
+    assert f"]({base}/raw/main/docs/invariance.svg)" in text
+    assert f"]({base}/blob/main/docs/how-it-works.md#honest-limits)" in text
 
 
 def test_readme_fits_on_two_screens() -> None:
