@@ -22,11 +22,11 @@ test-fast: $(VENV)/dev  ## the part of the suite that takes under three minutes
 test-lowest: $(VENV)/dev  ## the first commands of a user, with the oldest versions of everything that are allowed
 	$(BIN)/python -m benchmarks.installed --smoke --lowest
 
-# CI takes the newest only; PYTHONS="3.12 3.13" takes those.
-PYTHONS ?= $(shell for v in 3.14 3.13 3.12; do command -v python$$v >/dev/null && echo $$v && break; done)
-test-pythons: $(VENV)/dev  ## the same with the newest other Python that is here
-	@for v in $(PYTHONS); do echo "Python $$v"; \
-	$(BIN)/python -m benchmarks.installed --smoke --python python$$v || exit 1; done
+# The newest other Python that is here, on the path or of pyenv; PYTHONS="python3.12 python3.13" takes those.
+PYTHONS ?= $(shell for v in 3.14 3.13 3.12; do for p in python$$v $$HOME/.pyenv/versions/$$v*/bin/python; do \
+	$$p -c "" 2>/dev/null && echo $$p && exit; done; done)
+test-pythons: $(VENV)/dev  ## the first commands of a user with the newest other Python that is here
+	@for p in $(PYTHONS); do $$p --version && $(BIN)/python -m benchmarks.installed --smoke --python $$p || exit 1; done
 
 release: $(VENV)/dev  ## build wheel and archive into dist/, check them, install the wheel elsewhere and try it
 	$(BIN)/python -m benchmarks.installed --smoke --dist dist $(if $(BASE),--base $(BASE))
