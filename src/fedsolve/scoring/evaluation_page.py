@@ -340,8 +340,10 @@ def _plots(found: Evaluation) -> Iterator[Plot]:
             "How the rows of each true class are spread over the predicted probabilities.",
             *(Series(_name(name), look, *_spread(found, look)) for look, name in enumerate(names)),
             x=Axis(
-                f"predicted probability of {_name(names[1])}",
-                named=tuple((float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.03, 0.5, 0.97, 0.999)),
+                f"predicted probability of {_name(names[1])}, log-odds scale",
+                named=tuple(
+                    (float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+                ),
             ),
             y=Axis("% of the class"),
             kind="steps",
