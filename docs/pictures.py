@@ -231,20 +231,19 @@ def cells() -> None:
 
 def three_sites() -> None:
     """Who calls whom: sites call out, the gate of the server is all that listens."""
-    axes = canvas(7, 3)
-    axes.set(xlim=(0, 10), ylim=(0, 4.3))
+    axes = canvas(5.4, 2.9)
+    axes.set(xlim=(0, 10), ylim=(0.2, 4.3))
     for place, name in enumerate(("north", "south", "west")):
         y = 3.05 - 1.35 * place
         box(axes, 0.1, y, f"hospital {name}\nfedsolve client\nrows stay here", SERIES[0], 2.7, 1.1)
         arrow(axes, (2.8, y + 0.55), (5.4, 2.25 + 0.25 * (1 - place)), SERIES[0])
-    axes.text(4.35, 0.72, "TLS 1.3,\nmasked sums", ha="center", va="center", color=SOFT)
+    axes.text(2.95, 0.55, "TLS 1.3,\nmasked sums", ha="left", va="center", color=SOFT)
     axes.add_patch(Rectangle((5.2, 0.5), 4.6, 3.5, facecolor="none", edgecolor=RULE))
     axes.text(5.4, 3.65, "the server", color=SOFT, va="center")
     box(axes, 5.4, 1.75, "gate\nTCP 9092", SERIES[1], 1.6, 1.1)
     box(axes, 7.9, 1.75, "fedsolve\nserver", SERIES[2], 1.6, 1.1)
     arrow(axes, (7.0, 2.3), (7.9, 2.3), SOFT)
-    axes.text(7.45, 1.2, "pipes and files", ha="center", va="center", color=SOFT)
-    axes.text(5.4, 0.15, "the gate is all that listens; no hospital opens a port", color=SOFT, va="center")
+    axes.text(5.4, 1.2, "only the gate listens", va="center", color=SOFT)
     save("three-sites")
 
 
