@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast test-lowest release check browser bench bench-scale bench-gpu docs clean help
+.PHONY: demo test test-fast test-lowest test-pythons release check browser bench bench-scale bench-gpu docs clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,8 +22,14 @@ test-fast: $(VENV)/dev  ## the part of the suite that takes under three minutes
 test-lowest: $(VENV)/dev  ## the first commands of a user, with the oldest versions of everything that are allowed
 	$(BIN)/python -m benchmarks.installed --smoke --lowest
 
+# The newest other Python that is here, on the path or of pyenv; PYTHONS="python3.12 python3.13" takes those.
+PYTHONS ?= $(shell for v in 3.14 3.13 3.12; do for p in python$$v $$HOME/.pyenv/versions/$$v*/bin/python; do \
+	$$p -c "" 2>/dev/null && echo $$p && exit; done; done)
+test-pythons: $(VENV)/dev  ## the first commands of a user with the newest other Python that is here
+	@for p in $(PYTHONS); do $$p --version && $(BIN)/python -m benchmarks.installed --smoke --python $$p || exit 1; done
+
 release: $(VENV)/dev  ## build wheel and archive into dist/, check them, install the wheel elsewhere and try it
-	$(BIN)/python -m benchmarks.installed --smoke --dist dist
+	$(BIN)/python -m benchmarks.installed --smoke --dist dist $(if $(BASE),--base $(BASE))
 
 check: $(VENV)/dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from benchmarks.machine import progress
+from benchmarks.machine import progress, stamp
 
 SITES = ("north", "south", "west")
 METHODS = {
@@ -424,7 +424,7 @@ def main() -> None:
         print(f"full disk ({told['disk']}): {how}")
     print(f"{told['identical']} of {told['trainings']} trainings gave the same bytes, in {told['seconds']} s")
     if given.json:
-        Path(given.json).write_text(json.dumps(told, indent=2) + "\n")
+        Path(given.json).write_text(json.dumps(stamp(results=told), indent=2) + "\n")
     if told["identical"] != told["trainings"]:
         sys.exit(1)
 

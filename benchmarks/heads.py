@@ -183,23 +183,26 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Accuracy against what travels, and against exchanges."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for place, (name, row) in enumerate(result["rows"].items()):
-        travelled = (row["bytes_up"] + row["bytes_down"]) / result["clients"] / 1e6
-        marker = "osD^vP*X<>hd"[place % 12]
-        for axis, value in ((left, travelled), (right, row["exchanges"])):
-            axis.plot(value, 100 * row["accuracy"], marker, markersize=8, label=name)
-    for axis, label in ((left, "MB up and down per client"), (right, "exchanges")):
-        axis.set_xscale("log")
-        axis.set_xlabel(label)
-        axis.grid(visible=True, alpha=0.3)
-    left.set_ylabel("test accuracy, %")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=130)
+    from fedsolve.pages.plots import MARKERS, SERIES, SETTINGS
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for place, (name, row) in enumerate(result["rows"].items()):
+            travelled = (row["bytes_up"] + row["bytes_down"]) / result["clients"] / 1e6
+            look = {"marker": MARKERS[place % len(MARKERS)], "color": SERIES[place % len(SERIES)]}
+            for axis, value in ((left, travelled), (right, row["exchanges"])):
+                axis.plot(value, 100 * row["accuracy"], linestyle="", markersize=8, label=name, **look)
+        for axis, label in ((left, "MB up and down per client"), (right, "exchanges")):
+            axis.set_xscale("log")
+            axis.set_xlabel(label)
+        left.set_ylabel("test accuracy, %")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center", fontsize="small")
+        figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
 def _run(task: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """fedsolve as people get it: built, installed into an empty environment, and tried there.
 
-    python -m benchmarks.installed [--experiments small] [--extras network] [--json FILE]
-    python -m benchmarks.installed --smoke [--lowest] [--python python3.12]
+    python -m benchmarks.installed [--experiments small] [--with network] [--json FILE]
+    python -m benchmarks.installed --smoke [--lowest] [--python python3.12] [--base URL]
+    python -m benchmarks.installed --extras [NAME ...] [--json FILE]
 
 Builds wheel and source archive of this checkout, installs the wheel (with the versions of constraints.txt)
 into a new environment, and prints how large that is, how long `import fedsolve` and `fedsolve --version`
@@ -11,7 +12,11 @@ small/afl-table-a1.
 
 `--smoke` tries what people do first instead: demo, training, a regression, an export, a network of three
 sites. It prints with which versions they ran. `--lowest` installs the oldest versions that pyproject.toml
-allows, and `--dist` keeps wheel and archive.
+allows, and `--dist` keeps wheel and archive. `--base` is where the repository can be read: links of the
+README become absolute, and the metadata name it.
+
+`--extras` makes an environment for every extra, or for those that are named, runs its first command of
+docs/install.md there, and prints the table of docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import progress
+from benchmarks.machine import progress, stamp
 
 ROOT = Path(__file__).parents[1]
 STARTS = 7
@@ -89,11 +94,35 @@ class Environment:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDSOLVE"))
         }
-        home = {"HOME": str(self.work), "FEDSOLVE_STORE": str(self.work / "store")}
+        home = {"HOME": str(self.work), "FEDSOLVE_STORE": str(self.work / "store"), "WANDB_MODE": "offline"}
         return kept | home | {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
 
 
-def build(folder: Path) -> tuple[Path, Path]:
+def absolute(text: str, base: str) -> str:
+    """A README for a package index: its links and pictures lead to the repository at `base`."""
+
+    def lead(found: re.Match[str]) -> str:
+        mark, told, link = found.groups()
+        if re.match(r"[a-z]+:|#", link):
+            return found[0]
+        return f"{mark}[{told}]({base.rstrip('/')}/{'raw' if mark else 'blob'}/main/{link})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", lead, text)
+
+
+def with_base(archive: Path, base: str, folder: Path) -> Path:
+    """The unpacked archive, with links that lead to `base` and a metadata entry that names it."""
+    shutil.unpack_archive(archive, folder, filter="data")
+    (source,) = folder.iterdir()
+    readme, project = source / "README.md", source / "pyproject.toml"
+    readme.write_text(absolute(readme.read_text(), base))
+    urls = {"Repository": base, "Changelog": f"{base}/blob/main/CHANGELOG.md", "Issues": f"{base}/issues"}
+    lines = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
+    project.write_text(f"{project.read_text()}\n[project.urls]\n{lines}")
+    return source
+
+
+def build(folder: Path, base: str | None = None) -> tuple[Path, Path]:
     """Wheel and source archive of this checkout, the wheel built from the archive as pip would."""
     tools = folder / "tools"
     subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True)
@@ -103,6 +132,9 @@ def build(folder: Path) -> tuple[Path, Path]:
     hatch = [str(tools / "bin/python"), "-m", "hatchling", "build", "-d", str(folder / "dist"), "-t", "sdist"]
     subprocess.run(hatch, cwd=ROOT, check=True, capture_output=True)
     (archive,) = (folder / "dist").glob("*.tar.gz")
+    if base:
+        source = with_base(archive, base, folder / "source")
+        subprocess.run(hatch, cwd=source, check=True, capture_output=True)
     line = [*pip, "wheel", *quiet, "--no-deps", "--no-build-isolation", "-w", str(folder / "dist")]
     subprocess.run([*line, str(archive)], check=True)
     (wheel,) = (folder / "dist").glob("*.whl")
@@ -152,9 +184,8 @@ def install(
 
 def measured(made: Environment) -> dict[str, Any]:
     """Size of the environment, and processor seconds of the two starts."""
-    listed = made.run([made.python, "-m", "pip", "list", "--format", "json"]).stdout
     return {
-        "packages": len(json.loads(listed)),
+        "packages": len(_packages(made)),
         "megabytes": round(_size(made.folder) / 1e6, 1),
         "fedsolve_megabytes": round(_size(next(made.folder.glob("lib/*/site-packages/fedsolve"))) / 1e6, 1),
         "seconds": {
@@ -226,6 +257,90 @@ def network(made: Environment) -> None:
             raise RuntimeError(f"{' '.join(line)} ended with {process.returncode}:\n{told}")
 
 
+TINY_VIT = """
+from transformers import ViTConfig, ViTImageProcessor, ViTModel
+small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
+ViTModel(ViTConfig(patch_size=8, **small)).save_pretrained("my-vit")
+ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained("my-vit")
+"""
+TINY_ONNX = """
+import onnx
+from onnx import TensorProto, helper
+images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 3, 16, 16])
+features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", 768])
+graph = helper.make_graph([helper.make_node("Flatten", ["images"], ["features"])], "g", [images], [features])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), "net.onnx")
+"""
+TABLE = ("patients.csv", "--label", "outcome", "--client-column", "hospital")
+FIRST: dict[str, list[Sequence[str]]] = {
+    "network": [("keys", "init", "--host", "127.0.0.1")],
+    "privacy": [("train", *TABLE, "--method", "afl", "--secure", "--out", "secure.safetensors")],
+    "statistics": [
+        ("glm", "outcome ~ age", "patients.csv", "--client-column", "hospital", "--family", "binomial")
+    ],
+    "torch": [("train", "digits", "--method", "fedavg", "--rounds", "5", "--clients", "5")],
+    "efficientnet": [("features", "build", "folder:./images", "--backbone", "efficientnet-lite0")],
+    "hf": [("python", "-c", TINY_VIT), ("features", "build", "folder:./images", "--backbone", "hf:./my-vit")],
+    "onnx": [
+        ("here", "-c", TINY_ONNX),
+        ("features", "build", "folder:./images", "--backbone", "onnx:net.onnx"),
+    ],
+    "export": [
+        ("train", *TABLE, "--method", "afl", "--out", "model.safetensors"),
+        ("export", "model.safetensors", "--onnx", "model.onnx"),
+    ],
+    "ray": [("train", "digits", "--engine", "ray", "--method", "afl", "--clients", "5")],
+    "flower": [
+        ("python", "-c", "from fedsolve.cli.flower_apps import client, server; print(server, client)")
+    ],
+    "tensorboard": [("train", "digits", "--method", "afl", "--tracker", "tensorboard:runs")],
+    "mlflow": [("train", "digits", "--method", "afl", "--tracker", "mlflow:sqlite:///runs.db")],
+    "wandb": [("train", "digits", "--method", "afl", "--tracker", "wandb:first")],
+}
+"""What is run in an environment with this extra alone. "python" is its own, "here" the one that runs this."""
+
+
+def make_images(folder: Path) -> None:
+    """Six small pictures in two classes."""
+    from PIL import Image
+
+    for kind, colour in (("dark", 40), ("light", 200)):
+        (folder / "images" / kind).mkdir(parents=True)
+        for number in range(3):
+            picture = Image.new("RGB", (32, 32), (colour, colour, 40 * number))
+            picture.save(folder / "images" / kind / f"{number}.png")
+
+
+def first_commands(wheel: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Every extra in an environment of its own: its size, and whether its first command ran."""
+    found = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            folder, started = Path(place), time.perf_counter()
+            told = {"extra": name, "ran": "yes"}
+            try:
+                made = install(folder, wheel, name)
+                make_table(made.work)
+                make_images(made.work)
+                for words in FIRST[name]:
+                    own = {"python": [made.python], "here": [sys.executable]}.get(words[0])
+                    made.run([*own, *words[1:]] if own else made.line(*words), timeout=600)
+                told |= {"packages": len(_packages(made)), "megabytes": round(_size(made.folder) / 1e6)}
+            except (RuntimeError, subprocess.SubprocessError) as failed:
+                told["ran"] = f"no: {str(failed).strip().splitlines()[-1][:120]}"
+            told["command"] = "fedsolve " + " ".join(FIRST[name][-1])
+            if FIRST[name][-1][0] == "python":
+                told["command"] = f"python -c '{FIRST[name][-1][2]}'"
+            progress(f"{name}: {told['ran']}, {time.perf_counter() - started:.0f} s")
+            found.append(told)
+    return found
+
+
+def _packages(made: Environment) -> dict[str, str]:
+    listed = json.loads(made.run([made.python, "-m", "pip", "list", "--format", "json"]).stdout)
+    return {each["name"]: each["version"] for each in listed}
+
+
 def smoke(made: Environment) -> dict[str, str]:
     """The first things that people do, as far as they need no torch; the versions with which they worked."""
     make_table(made.work)
@@ -252,8 +367,7 @@ def smoke(made: Environment) -> dict[str, str]:
         made.run(made.line(*line))
     progress("a network of three sites")
     network(made)
-    listed = json.loads(made.run([made.python, "-m", "pip", "list", "--format", "json"]).stdout)
-    return {each["name"]: each["version"] for each in listed}
+    return _packages(made)
 
 
 def _free_port() -> int:
@@ -274,7 +388,11 @@ def _size(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--experiments", default="small", help="what `fedsolve experiment run` is given")
-    parser.add_argument("--extras", default="", help="extras to install, such as network")
+    parser.add_argument("--with", dest="chosen", default="", help="extras to install, such as network")
+    parser.add_argument(
+        "--extras", nargs="*", metavar="NAME", help="the first command of every extra, or of these"
+    )
+    parser.add_argument("--base", help="where the repository can be read: https://HOST/OWNER/NAME")
     parser.add_argument("--json", help="write the numbers to this file as well")
     parser.add_argument(
         "--smoke", action="store_true", help="try the first things that people do, and no more"
@@ -283,10 +401,21 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, help="keep wheel and archive here")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the new environment")
     given = parser.parse_args()
+    if given.extras is not None:
+        with tempfile.TemporaryDirectory() as name:
+            wheel, _ = build(Path(name))
+            found = first_commands(wheel, given.extras or list(FIRST))
+        print("| extra | packages | MB | first command | ran |\n|---|---|---|---|---|")
+        for each in found:
+            sizes = f"{each.get('packages', '')} | {each.get('megabytes', '')}"
+            print(f"| `{each['extra']}` | {sizes} | `{each['command']}` | {each['ran']} |")
+        if given.json:
+            Path(given.json).write_text(json.dumps(stamp(results=found), indent=1) + "\n")
+        sys.exit(any(each["ran"] != "yes" for each in found))
     if given.smoke:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            wheel, archive = build(folder)
+            wheel, archive = build(folder, given.base)
             check_metadata(wheel)
             if given.dist is not None:
                 given.dist.mkdir(exist_ok=True)
@@ -313,11 +442,11 @@ def main() -> None:
         progress("building")
         wheel, archive = build(folder)
         progress("installing")
-        made = install(folder, wheel, given.extras)
+        made = install(folder, wheel, given.chosen)
         found = {
             "wheel_megabytes": round(wheel.stat().st_size / 1e6, 2),
             "archive_megabytes": round(archive.stat().st_size / 1e6, 2),
-            "extras": given.extras,
+            "extras": given.chosen,
             **measured(made),
             **tried(made, given.experiments),
         }

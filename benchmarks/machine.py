@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def describe(side: int = SIDE) -> dict[str, Any]:
         "matmul_one_thread": matmul_rate(1, side),
         "matmul_all_threads": matmul_rate(None, side),
     }
+
+
+def stamp(**results: Any) -> dict[str, Any]:
+    """Results with the day, the command and the machine, for a file that the gallery reads."""
+    command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    about = {"processor": _processor(), "cores": usable_cores(), "fedsolve": fedsolve.__version__}
+    return {"date": f"{date.today()}", "command": command, "machine": about, **results}
 
 
 class OtherWork:

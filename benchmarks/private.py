@@ -21,7 +21,7 @@ from rich.table import Table
 
 import fedsolve as fs
 from benchmarks.data import Rows, from_file
-from benchmarks.machine import progress
+from benchmarks.machine import progress, stamp
 from fedsolve.data.datasets import load_dataset
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -74,7 +74,7 @@ def main(data: Path | None, images: Path | None, seeds: int, secure: str, json_p
         found += runs(rows, EPSILONS, seeds, False)
         found += runs(rows, [float(word) for word in secure.split(",") if word], seeds, True)
     if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+        json_path.write_text(json.dumps(stamp(results=found), indent=1) + "\n")
     table = Table("data", "noise by", "epsilon", "method", "accuracy %", "lowest", "s")
     for each in found:
         scores = np.array(each["accuracy"])

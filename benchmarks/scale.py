@@ -426,20 +426,23 @@ def _finish(title: str, columns: tuple[str, ...], lines: list[dict[str, Any]]) -
 
 def _draw(lines: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from fedsolve.pages.plots import MARKERS, SERIES, SETTINGS
 
-    figure, (seconds, memory) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for method, label in (("afl", "AFL"), ("deepafl", "DeepAFL")):
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        seconds, memory = figure.subplots(1, 2)
+    for place, (method, label) in enumerate((("afl", "AFL"), ("deepafl", "DeepAFL"))):
         chosen = [line for line in lines if line["method"] == method and line["source"] == "npy"]
         counts = [line["rows"] / 1e6 for line in chosen]
-        seconds.plot(counts, [line["processor"] for line in chosen], "o-", label=label)
-        memory.plot(counts, [line["anonymous"] / 1e3 for line in chosen], "o-", label=label)
+        look: dict[str, Any] = {"marker": MARKERS[place], "color": SERIES[place], "label": label}
+        seconds.plot(counts, [line["processor"] for line in chosen], **look)
+        memory.plot(counts, [line["anonymous"] / 1e3 for line in chosen], **look)
     seconds.set(xlabel="million rows", ylabel="processor seconds", ylim=(0, None), xlim=(0, None))
     memory.set(xlabel="million rows", ylabel="anonymous memory, GB", ylim=(0, 1.5), xlim=(0, None))
     seconds.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ other number is refused. `docs/compatibility.md` is this table for people.
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 MODEL = 2
 CHECKPOINT = 3

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedsolve
+from tests.command import fedsolve as run_fedsolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -141,6 +142,14 @@ def test_the_compose_file_fits_the_image_and_the_configuration():
         assert {each for each in listed if each.endswith("-state")} <= set(compose["volumes"]), name
     assert compose["services"]["server"]["ports"] == ["${FEDSOLVE_PORT:-9092}:9092"]
     assert "ports" not in compose["services"]["site"]
+
+
+@pytest.mark.parametrize(("file", "command"), [("server.toml", "server"), ("site.toml", "client")])
+def test_every_setting_of_the_configuration_is_an_option(file: str, command: str) -> None:
+    (table,) = tomllib.loads((DEPLOY / file).read_text()).items()
+    assert table[0] == command
+    helped = run_fedsolve(command, "--help-all").stdout
+    assert [name for name in table[1] if f"--{name.replace('_', '-')}" not in helped] == []
 
 
 def test_the_page_names_files_that_exist():

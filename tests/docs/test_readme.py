@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.installed import absolute
 
 import fedsolve as fs
 from fedsolve.experiments.reading import read_experiment
 from tests.command import fedsolve
-from tests.conftest import Dataset
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -53,15 +56,19 @@ def run(line: str) -> None:
 
 @pytest.mark.slow
 def test_the_code_of_readme_and_of_the_start_page_runs(
-    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scope = {"X": digits.features[:900], "y": digits.labels[:900]}
-    scope |= {"X_test": digits.features[900:], "y_test": digits.labels[900:]}
     (readme,) = blocks(README, "python")
     (start,) = blocks(START, "python")
-    exec(compile(readme, "README.md", "exec"), scope)
-    assert fs.load_model("model.safetensors").score(scope["X_test"], scope["y_test"]) > 0.9
+    scope: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(readme, "README.md", "exec"), scope)
+    score, difference = map(float, printed.getvalue().split())
+    told = [float(number) for number in re.findall(r"#.* ([\d.e-]+)$", readme, flags=re.MULTILINE)]
+    assert round(score, len(f"{told[0]}") - 2) == told[0]
+    assert difference < told[1]
+    assert fs.load_model("model.safetensors").score(scope["X_test"], scope["y_test"]) == score
     exec(compile(start, "index.md", "exec"), scope)
     assert scope["model"].score(scope["X_test"], scope["y_test"]) > 0.9
 
@@ -100,6 +107,16 @@ def test_make_and_the_experiment_that_readme_names_are_there() -> None:
     for name, numbers in re.findall(r"^\| (\w+)[^|]*\|((?: [\d.]+ \|)+)$", table, flags=re.MULTILINE):
         assert name in methods or f"{name} (T = 5)" in methods or any(name in each for each in methods)
         assert numbers.split(" | ")[0].strip(" |") in gradient
+
+
+def test_links_are_absolute_for_a_package_index() -> None:
+    base = "https://example.org/fedsolve"
+    text = absolute(README, base)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)\s]+)\)", README)) > 30
+    assert all(link.startswith("https://") for link in links)
+    assert f"]({base}/raw/main/docs/invariance.svg)" in text
+    assert f"]({base}/blob/main/docs/how-it-works.md#honest-limits)" in text
 
 
 def test_readme_fits_on_two_screens() -> None:

@@ -17,13 +17,6 @@ from tests.docs.test_readme import README, ROOT, blocks, make_tables
 
 pytestmark = pytest.mark.slow
 
-USE = """
-import numpy as np
-from sklearn.datasets import load_digits
-X, y = load_digits(return_X_y=True)
-X, X_test, y, y_test = X[:900] / 16, X[900:] / 16, y[:900], y[900:]
-"""
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, Path]:
@@ -64,7 +57,7 @@ def test_the_core_starts_without_what_it_does_not_need(core):
 
 def test_readme_is_true_of_the_core(core):
     (code,) = blocks(README, "python")
-    core.run([core.python, "-c", f"{USE}\n{code}"])
+    core.run([core.python, "-c", code])
     make_tables(core.work)
     first, _network = blocks(README, "sh")
     for line in first.splitlines():

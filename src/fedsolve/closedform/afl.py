@@ -52,7 +52,11 @@ SUMS = ("gram", "cross", "label_square")
 class AFL(Method[LinearModel]):
     """AFL: analytic federated learning, a linear classifier in one exchange.
 
-    A ridge of 0 is the paper after its regulariser is removed.
+    Each client sends two sums over its rows, XᵀX and XᵀY (a column of Y for each class). The server adds
+    them up and solves W = (sum XᵀX + ridge I)^-1 sum XᵀY: the least squares of all rows, whoever owns which.
+    A ridge of 0 is the paper (He et al., CVPR 2025) after its regulariser is removed.
+
+    >>> model = fs.AFL(ridge=1.0).fit(federation)  # doctest: +SKIP
     """
 
     recommended: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}

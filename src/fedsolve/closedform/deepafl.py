@@ -74,7 +74,8 @@ def _power(number: float) -> int:
 class DeepAFL(Method[DeepModel]):
     """DeepAFL: deep residual network, layer by layer in closed form.
 
-    T layers give T + 1 classifiers.
+    Every block adds random features of the layer before, moved by a matrix that is solved so that the errors
+    of the classifier shrink most, all from sums. T layers give T + 1 classifiers.
     skip=False, projection="identity", activation="none" and transformation="identity" are the paper's
     ablations 1 to 4; reconstruction is 1 - rho of Eq. 88. Those that change the block run on the textbook
     plan. `consistent` is that of Appendix M.

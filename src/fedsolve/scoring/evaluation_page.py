@@ -47,7 +47,9 @@ SHORT = {
 }
 SHOWN_CLASSES, SHOWN_CURVES, SHOWN_COLUMNS = 20, 5, 20
 _SHOWN_LOGITS = 9.0
-_SHOWN_PROBABILITIES = tuple((float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.03, 0.5, 0.97, 0.999))
+_SHOWN_PROBABILITIES = tuple(
+    (float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+)
 _IMPORTANCE = "Columns by importance: what is lost when a column is replaced by draws from all its values."
 
 
@@ -332,7 +334,7 @@ def _plots(found: Evaluation) -> Iterator[Plot]:
             "Probabilities",
             "How the rows of each true class are spread over the predicted probabilities.",
             *((_name(name), look, *_spread(found, look)) for look, name in enumerate(names)),
-            x={"label": f"predicted probability of {_name(names[1])}", "named": _SHOWN_PROBABILITIES},
+            x={"label": f"probability of {_name(names[1])}, log-odds scale", "named": _SHOWN_PROBABILITIES},
             y="% of the class",
             kind="steps",
         )
