@@ -326,6 +326,34 @@ def test_honest_questions_are_answered() -> None:
             near(found.coefficient, expected.coefficient, 1e-9)
 
 
+@SITES
+def test_the_schema_of_the_rows_names_the_columns(sites: int) -> None:
+    """Under other names, what was told before would not be known."""
+    secure = SecureFederation(federation(people(), np.arange(ROWS) % sites))
+    run = GLM("x3 ~ I(x6**2)").start(secure.describe())
+    with pytest.raises(fs.FedsolveError, match=f"{SPLIT}.*as the schema of the rows does"):
+        secure.exchange(run.request(secure.clients), run.chain)
+
+
+def test_the_weights_of_the_schema() -> None:
+    """They are no column of the formula, and are held to the rules by a name of their own."""
+    x, rng = people()[["a", "b"]].to_numpy(), np.random.default_rng(1)
+    even, heavy = rng.uniform(1, 2, ROWS), np.where(np.arange(ROWS) == ALONE, 1e9, 1.0)
+    for weights, match in ((even, None), (heavy, r"\(weights\).*single a row out")):
+        inner = fs.LocalFederation.from_arrays(
+            x, x[:, 0] + rng.normal(0, 1, ROWS), np.arange(ROWS) % 4, task="regression", sample_weight=weights
+        )
+        if match is None:
+            near(
+                GLM("y ~ x1").fit(SecureFederation(inner)).coefficient,
+                GLM("y ~ x1").fit(inner).coefficient,
+                1e-9,
+            )
+            continue
+        with pytest.raises(fs.FedsolveError, match=match):
+            GLM("y ~ x1").fit(SecureFederation(inner))
+
+
 def test_what_was_told_is_known_after_a_restart(tmp_path: Any) -> None:
     """The book of earlier questions is kept with the account."""
     from fedsolve.privacy.disclosure import Disclosure

@@ -129,6 +129,8 @@ def all_rows(data: ClientData, chain: Chain, used: Sequence[str] = ()) -> Any:
     """The client's rows as one frame, those with missing values among them; refused where the disclosure
     rules left out a level of a category that is used.
     """
+    if data.schema is not None and run_schema(chain) is None:
+        raise TermError("under secure sums, statistics name columns as the schema of the rows does; use it.")
     schema, features = described(run_schema(chain), data.width), data.features(slice(None))
     for place, column in schema.places("category"):
         left = ~features[:, place : place + len(column.names)].any(axis=1)

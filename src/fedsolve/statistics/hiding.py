@@ -19,6 +19,7 @@ What holds for the rows of a site holds for the cohort: more rows never raise a 
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ _FUNCTIONS = ("log", "log2", "log10", "log1p", "sqrt")
 WEIGHTS = "(weights)"
 """The name of the schema's weights among columns."""
 
-_MASK = "?"
-"""Begins the word for rows that have all of some columns."""
+_MASK = "\x1f"
+"""Before each column in the word for rows that have all of some columns."""
 
 Term = tuple[str, ...]
 """A product of columns, functions of columns, and of which rows are kept."""
@@ -71,10 +72,10 @@ def check_left_out(data: ClientData, rows: Any, used: Sequence[str], width: int)
     width; the word for those that are kept, or none where all are.
     """
     book, batches, limits = _account(data)
-    word, lacking = _MASK + "|".join(sorted(set(used))), rows[list(used)].isna().to_numpy()
+    word, lacking = "".join(_MASK + name for name in sorted(set(used))), rows[list(used)].isna().to_numpy()
     if not lacking.any():
         return ()
-    masks = {word, *(each for term in book.get("columns", []) for each in term if each[0] == _MASK)}
+    masks = {word, *(each for term in _told(book, rows) for each in term if each.startswith(_MASK))}
     flags = [_values((each,), rows) for each in sorted(masks)]
     together = np.unique(np.column_stack([batches, *flags]), axis=0, return_counts=True)[1]
     least = max(limits.fewest_rows, limits.rows_per_width * width)
@@ -100,8 +101,9 @@ def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted
     last = int(batches.max(initial=0))
     if not made or (made <= known and last <= book.get("batch", -1)):
         return
-    every = sorted(made | {term for term in known if WEIGHTS not in term or WEIGHTS in rows})
-    bases = {(_column(word),) for term in every for word in term if word[0] != _MASK}
+    every = sorted(made | _told(book, rows))
+    words = {word for term in every for word in term if not word.startswith(_MASK)}
+    bases = {(name,) for word in words for name in _columns(word, rows)}
     table = np.hstack([_values(term, rows) for term in [*sorted(bases - {*every}), *every]])
     for batch in np.unique(batches):
         here = batches == batch
@@ -162,8 +164,8 @@ def hidden_pairs(data: ClientData, rows: Any) -> Array:
     (book, batches, limits), gaps = _account(data), rows.isna().to_numpy()
     fewest = limits.fewest_rows
     there = gaps.any(axis=0)
-    told = [term for term in book.get("columns", []) if len(term) == 1 and term[0][0] == _MASK]
-    flags = np.hstack([gaps[:, there], *(_values(tuple(term), rows) for term in told)]) != 0
+    told = sorted(term for term in _told(book, rows) if len(term) == 1 and term[0].startswith(_MASK))
+    flags = np.hstack([gaps[:, there], *(_values(term, rows) for term in told)]) != 0
     for batch in np.unique(batches) if there.any() else ():
         part = flags[batches == batch]
         for lacking in [np.zeros(len(part), dtype=bool), *part.T]:  # of all rows, and of those that have one
@@ -172,8 +174,8 @@ def hidden_pairs(data: ClientData, rows: Any) -> Array:
             few = np.any((sides > 0) & (sides < fewest)) and len(left) > 0
             if few or np.any(_shares(left) > _SHARE_OF_GAPS):
                 return np.asarray(there)
-    masks = [[_MASK + name] for name in rows.columns[there]]
-    book["columns"] = sorted([*book.get("columns", []), *(each for each in masks if each not in told)])
+    masks = [[_MASK + name] for name in rows.columns[there] if (_MASK + name,) not in told]
+    book["columns"] = sorted([*book.get("columns", []), *masks])
     return np.zeros(len(there), dtype=bool)
 
 
@@ -186,9 +188,7 @@ def check_grid(data: ClientData, time: str, what: str, edges: Array) -> None:
     beyond = [edge for edge in edges.tolist() if not known or edge > known[-1]]  # where hardly a row is
     if not {*edges.tolist()} <= {*known, *(beyond[:1] if what == "counts" else [])}:
         raise _refused(
-            f"{what} by '{time}' have been told on another grid, from {known[0]:g} on"
-            if known
-            else f"{what} by '{time}' have been told on a grid of one cell",
+            f"{what} by '{time}' have been told on another grid, of {len(known) + 1} cells",
             "Ask for cells that are whole numbers of those (grid), or for a baseline for each site.",
         )
 
@@ -204,7 +204,7 @@ def _word(expression: str, names: Sequence[str]) -> str:
     if isinstance(body, ast.Call) and body.args:
         function, inner = getattr(body.func, "id", "?"), body.args[0]
     elif isinstance(body, ast.BinOp) and isinstance(body.op, ast.Pow):
-        function, inner = "power", body.left
+        inner = body.left
         function = "power" if getattr(body.right, "value", None) in (2, 3) else "?"
     column = inner.id if isinstance(inner, ast.Name) and inner.id in names else None
     if column is not None and function in ("", "C", "center", "scale"):
@@ -217,27 +217,32 @@ def _word(expression: str, names: Sequence[str]) -> str:
     )
 
 
-def _column(word: str) -> str:
-    """The column that a function is of."""
-    if "(" not in word and "**" not in word:
-        return word
-    return next(
-        each.id
-        for each in ast.walk(ast.parse(word))
-        if isinstance(each, ast.Name) and each.id not in _FUNCTIONS
-    )
+def _columns(word: str, rows: Any) -> list[str]:
+    """The columns that a word is about; none where these rows have them not."""
+    if word.startswith(_MASK) or word in rows:
+        names = word.split(_MASK)[1:] or [word]
+        return names if {*names} <= {*rows} else []
+    with contextlib.suppress(SyntaxError):
+        return [e.id for e in ast.walk(ast.parse(word)) if isinstance(e, ast.Name) and e.id in rows]
+    return []
+
+
+def _told(book: dict[str, Any], rows: Any) -> set[Term]:
+    """What earlier questions made of the columns that these rows have."""
+    terms = {tuple(term) for term in book.get("columns", [])}
+    return {term for term in terms if all(_columns(word, rows) for word in term)}
 
 
 def _said(term: Term) -> str:
-    return ":".join(word for word in term if word[0] != _MASK) or "the choice of rows"
+    return ":".join(word for word in term if not word.startswith(_MASK)) or "the choice of rows"
 
 
 def _values(term: Term, rows: Any) -> Array:
     """(rows, columns) of a product, 0 where a value is missing; a category has one for each level."""
     found = np.ones((len(rows), 1))
     for word in term:
-        if word[0] == _MASK:
-            own = ~rows[word[1:].split("|")].isna().to_numpy().any(axis=1, keepdims=True)
+        if word.startswith(_MASK):
+            own = ~rows[word.split(_MASK)[1:]].isna().to_numpy().any(axis=1, keepdims=True)
         elif word in rows and hasattr(rows[word], "cat"):
             codes = rows[word].cat.codes.to_numpy()[:, None]
             own = codes == np.arange(len(rows[word].cat.categories))

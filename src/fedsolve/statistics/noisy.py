@@ -154,7 +154,7 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
     point = scale * turn @ b
     point[place] += 0.0 if binomial else float(columns.outcome[0][0])
     noisy, whole = (scale**2 * turn @ each @ turn.T for each in (by_noise, by_noise + by_rows))
-    facts = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
+    facts: dict[str, Any] = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
     facts |= {"rows": round(rows), "errors": "of rows and noise", **_facts(run, total)}
     parameters = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
     known = (names, point, whole, np.ones(width, dtype=bool))
