@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.linalg import qr, solve_triangular
+from sklearn.datasets import make_friedman1
 from sklearn.linear_model import LogisticRegression
 
 import fedsolve as fs
@@ -326,3 +327,16 @@ def test_seconds_and_memory_are_turned_into_landmarks():
 
 def federate_spec(features: int, classes: int) -> Spec:
     return Spec(features, np.arange(classes), classes, "bytes")
+
+
+def test_a_small_ridge_of_a_direct_solve_does_not_show_who_owns_what():
+    """K_MM is nearly singular at this bandwidth; sums of kernels themselves differ by 1e-6 here."""
+    features, targets = make_friedman1(600, noise=1.0, random_state=0)
+    method = fs.KernelAFL(landmarks=225, bandwidth=5.0, ridge="auto", scale="standard")
+    found = []
+    for clients, seed in ((1, 0), (3, 1), (50, 2)):
+        owners = np.random.default_rng(seed).integers(0, clients, 450)
+        federation = fs.LocalFederation.from_arrays(features[:450], targets[:450], owners, clients)
+        found.append(method.fit(federation).predict(features[450:]))
+    for other in found[1:]:
+        assert np.abs(other - found[0]).max() <= 1e-10 * np.abs(found[0]).max()

@@ -6,14 +6,15 @@ FALKON (Rudi, Carratino and Rosasco, NeurIPS 2017) with landmarks from the Gauss
 
 Exchange 1 brings AFL's sums: the class means and the covariance within classes, from which everybody draws
 the same landmarks Z (`landmarks`), and the bandwidth h = bandwidth * 2 tr Cov. Few landmarks: exchange 2
-brings KᵀK and KᵀY, and the system is solved. Many: exchange 2 brings KᵀY, and each further one a product
-Kᵀ(K u), M x C down and up, for a step of conjugate gradients, preconditioned by the landmarks alone (`rbf`).
-Few steps regularise: they are a setting like the ridge.
+brings ΦᵀΦ and ΦᵀY of Φ = K T^-1, TᵀT = K_MM, and the system is solved. Many: exchange 2 brings KᵀY, and each
+further one a product Kᵀ(K u), M x C down and up, for a step of conjugate gradients, preconditioned by the
+landmarks alone (`rbf`). Few steps regularise: they are a setting like the ridge.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -29,8 +30,15 @@ from fedsolve.closedform.landmarks import (
     landmark_block,
     shared_side,
 )
-from fedsolve.closedform.rbf import LandmarkFactors, available_memory, check_memory, kernel, row_side
-from fedsolve.closedform.solvers import gcv_ridge, score_moments
+from fedsolve.closedform.rbf import (
+    LandmarkFactors,
+    available_memory,
+    check_memory,
+    kernel,
+    kernel_root,
+    row_side,
+)
+from fedsolve.closedform.solvers import gcv_ridge, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
     Accumulator,
     Rows,
@@ -56,7 +64,6 @@ DIRECT_LANDMARKS = 1024
 LEAST_TRIAL, MOST_TRIAL = 16, 128
 """Landmarks by which candidates are compared on all rows: half of their own, within these bounds."""
 
-_REFINEMENTS = 2
 _ROUNDED = 1e-7  # K_MM has 1e-8 of its trace added: digits below that are lost
 
 FEWEST, MOST = 256, 32768
@@ -185,8 +192,8 @@ class KernelRun(Run[KernelModel]):
             classes = self.spec.classes is not None
             return self.ask(afl.KIND, 0, clients, {"intercept": True, "class_rows": classes})
         if self.coordinates is None:
-            ask = ["cross", "gram"] if self.method.direct(self._landmarks.count) else ["cross"]
-            return self.ask(KIND, 0, clients, {"ask": ask})
+            ask = "features" if self.method.direct(self._landmarks.count) else "cross"
+            return self.ask(KIND, 0, clients, {"ask": [ask]})
         arrays = {"weights": host(self.factors.weights(self.kernels.array(self.search)))}
         return self.ask(KIND, self.taken + 1, clients, {"ask": ["product"]}, arrays)
 
@@ -196,18 +203,17 @@ class KernelRun(Run[KernelModel]):
             self.record(total, "moments")
         elif self.coordinates is None and self.method.direct(self._landmarks.count):
             here = self.kernels
-            factors = LandmarkFactors(self._landmarks.points(here), self._bandwidth, 0.0, self.rows)
-            gram, cross = (total.on(here, f"kernel_{name}") for name in ("gram", "cross"))
+            gram, cross = (total.on(here, f"feature_{name}") for name in ("gram", "cross"))
             if self.ridge == "auto":
-                system = factors.to_features(here.contiguous(factors.to_features(gram).T))
-                system, turned = (system + system.T) / 2, factors.to_features(cross)
-                self.ridge = gcv_ridge(system, turned, self.square, self.rows, 1, _ROUNDED)[0]
-            self.weights = host(solve_direct(factors, gram, cross, self.ridge))
+                self.ridge = gcv_ridge(gram, cross, self.square, self.rows, 1, _ROUNDED)[0]
+            solution = ridge_solve(gram, cross, self.ridge)
+            factors = LandmarkFactors(self._landmarks.points(here), self._bandwidth, 0.0, self.rows)
+            self.weights = host(factors.from_features(solution))
             preparation = preparation_in(self.chain)
             assert preparation is not None
             # Targets are counted from their means, so what is added to these is zero on average.
             moments = np.zeros(len(gram)), host(gram) / self.rows
-            scores = score_moments(*moments, self.weights, preparation.target_mean)
+            scores = score_moments(*moments, host(solution), preparation.target_mean)
             self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
         elif self.coordinates is None:
             cross = total.on(self.kernels, "kernel_cross")
@@ -336,25 +342,6 @@ def gaussians(
     return preparation, means, (within + within.T) / 2, float(np.trace(gram)) / rows
 
 
-def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: float) -> Array:
-    """a minimising |Y - K a|² + ridge aᵀ TᵀT a, from gram = KᵀK and cross = KᵀY, in coordinates b = T a.
-
-    T^-T gram T^-1 loses digits where K_MM is nearly singular; the residual of a itself brings them back.
-    """
-    here = kernels_of(gram)
-    system = factors.to_features(here.contiguous(factors.to_features(gram).T))
-    system = (system + system.T) / 2
-    here.add_diagonal(system, ridge)
-    factor = here.cholesky(system, least=np.inf)
-    if factor is None:
-        raise DataError(f"the ridge of {ridge:g} is lost in rounding beside the kernels; raise it.")
-    solution = here.cholesky_solve(factor, factors.to_features(cross))
-    for _ in range(_REFINEMENTS):
-        left = factors.to_features(cross - gram @ factors.from_features(solution)) - ridge * solution
-        solution += here.cholesky_solve(factor, left)
-    return factors.from_features(solution)
-
-
 def _ratio(above: Array, below: Array) -> Array:
     """above / below, and 0 for columns that are solved."""
     here = kernels_of(above)
@@ -366,26 +353,33 @@ KIND = "kernel"
 
 @step(KIND, over_rows=True)
 def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
-    """KᵀY ("cross"), KᵀK ("gram") or Kᵀ(K u) ("product"), rows counted by their weight."""
+    """KᵀY ("cross") or Kᵀ(K u) ("product"), rows counted by their weight; or ΦᵀΦ and ΦᵀY ("features").
+
+    Φ = K T^-1 is made here: T^-T (KᵀK) T^-1 would lose the digits that K_MM, nearly singular, has none of.
+    """
     here = memory.kernels
     rows = cached_rows(data, memory, np.float64, here)
     near, ask = _near(rows, memory), set(request.note["ask"])
     count, weights = near.count, request.arrays.get("weights")
     weights = None if weights is None else here.array(weights)
     sums = Accumulator(memory.workspace, np.float64, here)
-    shapes = {"cross": (count, rows.outputs), "gram": (count, count), "product": (count, rows.outputs)}
-    if ask - shapes.keys():
-        raise TermError(f"unknown sums {sorted(ask - shapes.keys())}. Install the server's fedsolve version.")
-    for name in sorted(ask):
-        sums.declare(f"kernel_{name}", shapes[name], symmetric=name == "gram")
+    if ask - {"cross", "product", "features"}:
+        raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
+    for name in sorted(ask - {"features"}):
+        sums.declare(f"kernel_{name}", (count, rows.outputs))
+    if "features" in ask:
+        sums.declare("feature_cross", (count, rows.outputs))
+        sums.declare("feature_gram", (count, count), symmetric=True)
     for span in chunks(len(rows), count, here):
         block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
-        if "gram" in ask:
-            sums.add_gram("kernel_gram", block)
         if weights is not None:
             sums.add_product("kernel_product", block, block @ weights)
+        if "features" in ask:
+            features = here.contiguous(here.triangle_solve(near.root, here.contiguous(block.T)).T)
+            sums.add_product("feature_cross", features, rows.weighted(span, rows.targets(span)))
+            sums.add_gram("feature_gram", features)
     term = sums.finish()
     term.counts["rows"] = len(rows)
     return term
@@ -403,6 +397,11 @@ class KernelBlocks:
         self._precision = np.dtype(precision)
         self._budget = self._kernels.budget(budget)
         self._kept: dict[int, Array] = {}
+
+    @cached_property
+    def root(self) -> Array:
+        """Tᵀ of the landmarks."""
+        return kernel_root(self._landmarks[:, :-2], self._bandwidth)
 
     def block(self, span: slice, workspace: Workspace) -> Array:
         """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""

@@ -16,7 +16,7 @@ from fedsolve.federation.meaning import ADDITIVE, TOLERANCE, bounds, differing, 
 
 _ROWS = frozenset({"gram", "cross", "label_square"})
 _HIDDEN = _ROWS | {"hidden_gram", "hidden_cross", "hidden_feature"}
-_KERNELS = _ROWS | {"class_rows", "kernel_gram"}
+_KERNELS = _ROWS | {"class_rows", "feature_gram"}
 _LIKELIHOOD = _ROWS | {"loss", "diagonal"}
 ADDITIVE |= {**dict.fromkeys(("afl", "apfl", "cascade"), _ROWS), "deepafl": _HIDDEN, "kernelafl": _KERNELS}
 ADDITIVE |= {"softmax": _LIKELIHOOD, "kernelsoftmax": _LIKELIHOOD | _KERNELS, "auto": _HIDDEN | _KERNELS}
