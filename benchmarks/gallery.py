@@ -245,6 +245,43 @@ def private(data: Any) -> Told:
     return "Noise with an account: what epsilon costs, mean and range of the runs, delta 1e-5.", table
 
 
+def regression(data: Any) -> Told:
+    names = list(next(iter(data.values()))[0]["r2"])
+    table = [["table", *names, "in 95 % intervals", "two partitions apart"]]
+    for name, splits in data.items():
+        means = [f"{statistics.fmean(one['r2'][each] for one in splits):.3f}" for each in names]
+        inside = f"{100 * statistics.fmean(one['inside'] for one in splits):.1f} %"
+        table.append([name, *means, inside, f"{max(one['apart'] for one in splits):.0e}"])
+    return "Auto over ten clients beside pooled searches: mean R² on test rows.", table
+
+
+def harm(data: Any) -> Told:
+    heads = [
+        "fits",
+        "mean probability off, at most",
+        "off by more than 0.1",
+        "log loss above the base, at most",
+    ]
+    table = [["", "signal", *heads]]
+    for name, kinds in data.items():
+        for kind, one in kinds.items():
+            told = [str(one["fits"]), f"{one['off']:.3f}", str(one["far off"]), f"{one['excess']:+.3f}"]
+            table.append([name, kind, *told])
+    return "Fits with no, weak and strong signal and of rare classes, looked at on fresh rows.", table
+
+
+def million(data: Any) -> Told:
+    data = data["rows"]
+    table = [["", "seconds", "first coefficient"]]
+    for name, one in data.items():
+        if isinstance(one, dict):
+            table.append([name, f"{one['seconds']:.1f}", f"{one['first']:.12f}"])
+    about = (
+        f"{data['rows']:,} rows of {data['columns']} columns at {data['sites']} sites, beside the pooled rows"
+    )
+    return f"{about} (load {data['load_before']:.0f} to {data['load_after']:.0f} on two cores).", table
+
+
 def chaos(data: Any) -> Told:
     data = results(data)
     table = [["what struck", "how often"]]
@@ -302,7 +339,7 @@ CLAIMS = {
         Claim(
             "Other people's code gives the same",
             "agreement-outside.json",
-            "python -m benchmarks.agreement --outside --pfllib DIR --fedsol DIR --flower",
+            "python -m benchmarks.agreement --outside DIR",
             outside,
             "agreement.md",
         ),
@@ -399,8 +436,8 @@ CLAIMS = {
             "Regression, against scikit-learn on pooled rows",
             "regression.json",
             f"python -m benchmarks.regression {TO}regression.json",
-            plain("Auto over ten clients beside pooled searches: mean R² on test rows."),
-            "which-method.md",
+            regression,
+            "how-to-estimators.md",
         ),
         Claim(
             "A model for every site",
@@ -414,7 +451,7 @@ CLAIMS = {
             "Calibration does no harm",
             "harm.json",
             f"python -m benchmarks.harm {TO}harm.json",
-            plain("Fits with no, weak and strong signal and of rare classes, looked at on fresh rows."),
+            harm,
             "how-to-answers.md",
         ),
         Claim(
@@ -422,7 +459,7 @@ CLAIMS = {
             "statistics.json",
             "python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20 "
             f"{TO}statistics.json",
-            plain("A million rows at 20 sites beside the pooled rows."),
+            million,
             "how-to-statistics.md",
         ),
     ),
