@@ -166,10 +166,11 @@ TABLES = {"breast cancer": (breast_cancer, False), "5 % positives": (rare, True)
 
 @click.command()
 @click.option("--splits", default=SPLITS, show_default=True, type=click.IntRange(2, SPLITS))
+@click.option("--first", default=0, show_default=True, help="Number of the first split.")
 @click.option("--table", "only", multiple=True, type=click.Choice(list(TABLES)), help="Both without it.")
 @click.option("--epsilon", type=float, help="Train AFL with this much noise.")
 @click.option("--json", "target", type=click.Path(path_type=Path), help="Where to write every split.")
-def main(splits: int, only: tuple[str, ...], epsilon: float | None, target: Path | None) -> None:
+def main(splits: int, first: int, only: tuple[str, ...], epsilon: float | None, target: Path | None) -> None:
     """Two commands on raw hospital tables, beside scikit-learn on the pooled rows."""
     console = Console(width=110)
     document: dict[str, Any] = {"epsilon": epsilon}
@@ -180,11 +181,11 @@ def main(splits: int, only: tuple[str, ...], epsilon: float | None, target: Path
         page = Table("split", "fedsolve train", "scikit-learn", "other partition", title=name)
         found = []
         with tempfile.TemporaryDirectory() as folder:
-            for split in range(splits):
-                progress(f"{name}: split {split + 1} of {splits}")
-                partitions = 2 if split == 0 and epsilon is None else 1
+            for split in range(first, first + splits):
+                progress(f"{name}: split {split - first + 1} of {splits}")
+                partitions = 2 if split == first and epsilon is None else 1
                 found.append(measured(Path(folder), raw, split, by_area, partitions, more))
-        for split, one in enumerate(found):
+        for split, one in enumerate(found, first):
             apart = "" if one["apart"] is None else f"{one['apart']:.1e}"
             page.add_row(str(split), f"{100 * one['ours']:.2f}", f"{100 * one['scikit-learn']:.2f}", apart)
         page.add_section()
