@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -158,13 +159,14 @@ class LocalFederation(Members, Federation):
         alone = len(self) == 1 or all(
             batch.union is not None and batch.union.memory.device != "cpu" for batch in batches
         )
-        with blas_threads(None if alone else 1):
-            for answers, failed in _in_order(
-                batches,
-                lambda batch, space: batch.ask(request, chain, space, sums),
-                workers,
-                self._spaces[:spaces],
-            ):
+        outcomes = _in_order(
+            batches,
+            lambda batch, space: batch.ask(request, chain, space, sums),
+            workers,
+            self._spaces[:spaces],
+        )
+        with blas_threads(None if alone else 1), closing(outcomes):  # its threads end here, whatever happens
+            for answers, failed in outcomes:
                 for name, cause in sorted(report.take(sums, answers, failed).items()):
                     if self.missing == "error" or isinstance(cause, Contradiction):
                         raise report.stopped(name, cause) from cause
@@ -199,12 +201,13 @@ class LocalFederation(Members, Federation):
                 return problem
 
         names = sorted(letters)
-        with ThreadPoolExecutor(self.workers) as pool:
-            for first in range(0, len(names), self.workers):
-                some = names[first : first + self.workers]
-                with blas_threads(1):
-                    replies = list(pool.map(ask, some))
-                yield from zip(some, replies, strict=True)
+        for first in range(0, len(names), self.workers):
+            some = names[first : first + self.workers]
+            # No thread outlives its replies: a generator that is given up would wait for it wherever it is
+            # collected, which may be where threads are started.
+            with ThreadPoolExecutor(len(some)) as pool, blas_threads(1):
+                replies = list(pool.map(ask, some))
+            yield from zip(some, replies, strict=True)
 
     def __repr__(self) -> str:
         rows = sum(self.client_rows().values())
@@ -224,7 +227,7 @@ def _in_order(
     ask: Callable[[Batch, Workspace], Outcome],
     workers: int,
     spaces: Sequence[Workspace],
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """What becomes of batches, in their order; as many are under way or wait as there are workspaces.
 
     A term keeps its workspace until the next outcome is asked for. Of the batches that come next the one with
