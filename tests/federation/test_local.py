@@ -297,3 +297,16 @@ def test_whoever_answers_knows_the_steps_of_all_stages() -> None:
         "    kind_of(kind).step\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_replies_that_nobody_takes_hold_no_threads():
+    """A generator with threads waits for them where it is collected: within the start of a thread, for ever."""
+    data = fs.ClientData(np.ones((4, 2)), np.arange(4) % 2)
+    members = [fs.Participant(name, data) for name in "abcd"]
+    for member in members:
+        member.attend("mirror", lambda letter: letter)
+    replies = fs.LocalFederation(members, workers=2).carry("mirror", dict.fromkeys("abcd", b"?"), 100)
+    before = threading.active_count()
+    assert next(replies) == ("a", b"?")
+    assert threading.active_count() == before
+    assert [name for name, _ in replies] == ["b", "c", "d"]
