@@ -300,7 +300,7 @@ def test_whoever_answers_knows_the_steps_of_all_stages() -> None:
 
 
 def test_replies_that_nobody_takes_hold_no_threads():
-    """A generator with threads waits for them where it is collected: within the start of a thread, for ever."""
+    """A generator with threads waits for them where it is collected, perhaps for ever."""
     data = fs.ClientData(np.ones((4, 2)), np.arange(4) % 2)
     members = [fs.Participant(name, data) for name in "abcd"]
     for member in members:
