@@ -5,9 +5,8 @@ The key `fedsolve` holds canonical JSON (sorted keys, no spaces), so equal conte
 What is stored is sealed: its note says so ("sealed") and holds the SHA-256 of everything else ("sha256").
 There are two entries, so that no single fault makes a sealed file look like an unsealed one.
 
-An object's attributes become named arrays and a JSON note (`to_parts`) and come back (`from_parts`): what
-runs and models store by default. Infinity and NaN, which JSON lacks, are written as text. Anything else is
-refused by name.
+Values become named arrays and a JSON note (`to_parts`) and come back (`from_parts`): what runs and models
+store. What cannot be stored is refused by name.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ Held = TypeVar("Held")
 _KEY = "fedsolve"
 _SEALED = "sealed"
 _DIGEST = "sha256"
+_MARK = "="
 _DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -273,16 +273,6 @@ def read(path: str | os.PathLike[str]) -> bytes:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
 
 
-_ARRAY, _SEQUENCE, _MAPPING, _TUPLE, _PLAIN, _NOT_FINITE = (
-    "array",
-    "arrays",
-    "named arrays",
-    "tuple",
-    "plain",
-    "not finite",
-)
-
-
 def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's contents, in hex."""
     with open(path, "rb") as stream:
@@ -290,56 +280,56 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The attributes of `owner` (a name for messages) as arrays and a note."""
+    """Values by name as arrays and a note; owner: whose they are, for messages.
+
+    Arrays may be anywhere in lists, tuples and dictionaries. The note says what JSON lacks by an entry "=".
+    """
     arrays: dict[str, Array] = {}
-    note: dict[str, Any] = {}
-    for name, value in values.items():
+
+    def noted(value: Any, place: str) -> Any:
         if isinstance(value, np.ndarray):
-            arrays[name], note[name] = value, [_ARRAY, None]
-        elif isinstance(value, list | tuple) and value and all(isinstance(v, np.ndarray) for v in value):
-            arrays |= {f"{name}.{place}": array for place, array in enumerate(value)}
-            note[name] = [_SEQUENCE, [len(value), isinstance(value, tuple)]]
-        elif isinstance(value, dict) and any(isinstance(v, np.ndarray) for v in value.values()):
-            arrays |= {f"{name}.{key}": np.asarray(array) for key, array in value.items()}
-            note[name] = [_MAPPING, list(value)]
-        elif isinstance(value, tuple):
-            note[name] = [_TUPLE, [_plain(part, name, owner) for part in value]]
-        elif isinstance(value, float) and not math.isfinite(value):
-            note[name] = [_NOT_FINITE, repr(float(value))]
-        else:
-            note[name] = [_PLAIN, _plain(value, name, owner)]
-    return arrays, note
+            assert place not in arrays, place
+            arrays[place] = value
+            return {_MARK: "array"}
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            return {_MARK: repr(value)}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list | tuple):
+            parts = [noted(part, f"{place}.{number}") for number, part in enumerate(value)]
+            return parts if isinstance(value, list) else {_MARK: "tuple", "of": parts}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            named = {key: noted(part, f"{place}.{key}") for key, part in value.items()}
+            kept = _MARK not in named and sorted(named) == list(named)  # JSON is written in that order
+            return named if kept else {_MARK: "dict", "of": [*map(list, named.items())]}
+        raise DataError(
+            f"{owner} cannot store its attribute '{place}', a {type(value).__name__}: by default arrays, "
+            "numbers, text and lists and dictionaries of them are stored. Say how it is stored and taken "
+            "back."
+        )
+
+    return arrays, {name: noted(value, name) for name, value in values.items()}
 
 
 def from_parts(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that `to_parts` described."""
-    values: dict[str, Any] = {}
-    for name, (kind, detail) in note.items():
-        if kind == _ARRAY:
-            values[name] = arrays[name]
-        elif kind == _SEQUENCE:
-            parts = [arrays[f"{name}.{place}"] for place in range(detail[0])]
-            values[name] = tuple(parts) if detail[1] else parts
-        elif kind == _MAPPING:
-            named = with_prefix(dict(arrays), f"{name}.")
-            values[name] = {key: named[key] for key in detail}
-        elif kind == _NOT_FINITE:
-            values[name] = float(detail)
-        else:
-            values[name] = tuple(detail) if kind == _TUPLE else detail
-    return values
+    """The values that `to_parts` described."""
 
+    def value(noted: Any, place: str) -> Any:
+        if isinstance(noted, list):
+            return [value(part, f"{place}.{number}") for number, part in enumerate(noted)]
+        if not isinstance(noted, dict):
+            return noted
+        match noted.get(_MARK):
+            case "array":
+                return arrays[place]
+            case "tuple":
+                return tuple(value(noted["of"], place))
+            case None | "dict" as kind:
+                named = dict(noted["of"]) if kind else noted
+                return {key: value(part, f"{place}.{key}") for key, part in named.items()}
+            case number:
+                return float(number)
 
-def _plain(value: Any, name: str, owner: str) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return [_plain(part, name, owner) for part in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(part, name, owner) for key, part in value.items()}
-    raise DataError(
-        f"{owner} cannot store its attribute '{name}', a {type(value).__name__}: by default arrays, numbers, "
-        "text and lists and dictionaries of them are stored. Say how it is stored and taken back."
-    )
+    return {name: value(noted, name) for name, noted in note.items()}

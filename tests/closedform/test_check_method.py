@@ -238,11 +238,11 @@ class Forgetful(SoundInTwo):
 
     def start(self, spec: Spec) -> Run[LinearModel]:
         class Run(TwoSteps):
-            def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-                arrays, note = super().stored()
-                if "middle" in arrays:
-                    arrays["middle"] = arrays["middle"].astype(np.float32).astype(np.float64)
-                return arrays, note
+            def stored(self) -> dict[str, Any]:
+                kept = super().stored()
+                if isinstance(middle := kept.get("middle"), np.ndarray):
+                    kept["middle"] = middle.astype(np.float32).astype(np.float64)
+                return kept
 
         return Run(self, spec)
 
@@ -252,8 +252,8 @@ class Endless(SoundInTwo):
 
     def start(self, spec: Spec) -> Run[LinearModel]:
         class Run(TwoSteps):
-            def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-                return {}, {}
+            def stored(self) -> dict[str, Any]:
+                return {}
 
         return Run(self, spec)
 

@@ -471,26 +471,27 @@ class DeepAFLRun(Run[DeepModel]):
 
         return tuple(sorted(sorted(clients, key=rank)[:count]))
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
-        note: dict[str, Any] = {"risks": self.risks, "sums": None}
+    def stored(self) -> dict[str, Any]:
+        sums = None
         if self.sums is not None:
             here = self._kernels.host
-            arrays |= {name: here(getattr(self.sums, name)) for name in LEVEL}
-            if self.sums.anchor is not None:
-                arrays["anchor"] = here(self.sums.anchor)
-            note["sums"] = {name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")}
-        return arrays, note
+            anchor = None if self.sums.anchor is None else here(self.sums.anchor)
+            sums = {
+                **{name: here(getattr(self.sums, name)) for name in LEVEL},
+                **{name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")},
+                "anchor": anchor,
+            }
+        return {"classifiers": self.classifiers, "risks": self.risks, "sums": sums}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.risks = list(note["risks"])
-        self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        self.risks, self.classifiers = kept["risks"], kept["classifiers"]
         self.blocks = blocks_of(self.chain, "float64")
         self.weight = self._kernels.array(self.classifiers[-1]) if self.classifiers else None
         self.block = self._newest_block()
-        if note["sums"] is not None:
-            cohort, rows, layer = (note["sums"][name] for name in ("cohort", "rows", "layer"))
-            here = {name: self._kernels.array(arrays[name]) for name in (*LEVEL, "anchor") if name in arrays}
-            gram, cross, label_square = (here[name] for name in LEVEL)
-            self.sums = LayerSums(gram, cross, label_square, tuple(cohort), rows, layer, here.get("anchor"))
+        if kept["sums"] is not None:
+            there = self._kernels.array
+            placed: dict[str, Any] = {
+                name: there(one) if isinstance(one, np.ndarray) else one for name, one in kept["sums"].items()
+            }
+            self.sums = LayerSums(**placed)
         self.preparation = preparation_in(self.chain)

@@ -256,7 +256,7 @@ class KernelRun(Run[KernelModel]):
             self.weights = host(factors.weights(self.coordinates))
             self._factors = None
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> dict[str, Any]:
         for name in ("coordinates", "residual", "search"):
             array = getattr(self, name)
             setattr(self, name, None if array is None else host(array))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.arrays import Array, check_classes, check_rows
+from fedsolve.arrays import check_classes, check_rows
 from fedsolve.closedform.sums import Rows, cached_rows
 from fedsolve.federation.method import Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -67,12 +67,12 @@ class OneExchangeRun(Run[M]):
         assert self._model is not None
         return self._model
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        return ({}, {}) if self._model is None else self._model.contents()
+    def stored(self) -> dict[str, Any]:
+        return {"model": None if self._model is None else self._model.contents()}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        if note:
-            self._model = model_from_contents(arrays, note)  # type: ignore[assignment]
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        if kept["model"] is not None:
+            self._model = model_from_contents(*kept["model"])  # type: ignore[assignment]
 
 
 @step(KIND)

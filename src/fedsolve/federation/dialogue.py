@@ -16,7 +16,6 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from fedsolve import container
 from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning
 from fedsolve.federation.accounting import composed, epsilon_of
@@ -129,20 +128,18 @@ class DialogueRun(Run[M]):
         self._made.history = tuple(self.history)
         return self._made
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays = {
-            f"{place}.{name}": array
-            for place, total in enumerate(self._heard)
-            for name, array in total.term.arrays.items()
-        }
-        facts = [[total.term.counts, dict(total.noise), total.noised] for total in self._heard]
-        return arrays, {"clients": list(self.clients), "heard": facts, "costs": self.costs}
+    def stored(self) -> dict[str, Any]:
+        heard = [
+            [dict(total.term.arrays), total.term.counts, dict(total.noise), total.noised]
+            for total in self._heard
+        ]
+        return {"clients": self.clients, "heard": heard, "costs": self.costs}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.clients, self.costs, self._again = tuple(note["clients"]), note["costs"], True
-        if note["clients"]:
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        self.clients, self.costs, self._again = kept["clients"], kept["costs"], True
+        if self.clients:
             self._go_on(None)
-        for place, (counts, noise, noised) in enumerate(note["heard"]):
-            term = Term(container.with_prefix(arrays, f"{place}."), counts)
-            self._go_on(Total(term, self.history[place].cohort, noise=noise, noised=noised))
+        for place, (arrays, counts, noise, noised) in enumerate(kept["heard"]):
+            cohort = self.history[place].cohort
+            self._go_on(Total(Term(arrays, counts), cohort, noise=noise, noised=noised))
         self._again = False

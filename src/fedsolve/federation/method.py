@@ -75,19 +75,19 @@ class Record:
 
 
 class Resumable(ABC):
-    """State that is written as one checkpoint: named arrays and a note."""
+    """State that is written as one checkpoint."""
 
     @abstractmethod
-    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The whole state, exactly."""
+    def parts(self) -> dict[str, Any]:
+        """The whole state, exactly: whatever `container.to_parts` can store."""
 
     @abstractmethod
-    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
+    def take_parts(self, kept: dict[str, Any], path: str) -> None:
         """Take back what `parts` gave; path: for messages."""
 
     def to_bytes(self) -> bytes:
         """The checkpoint."""
-        arrays, note = self.parts()
+        arrays, note = container.to_parts(self.parts(), f"the run {type(self).__name__}")
         return container.to_bytes(arrays, {"checkpoint": version.CHECKPOINT, **note}, sealed=True)
 
     def restore(self, data: bytes, path: str) -> None:
@@ -106,7 +106,8 @@ class Resumable(ABC):
                 f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
             )
         try:
-            self.take_parts(arrays, note, path)
+            del note["checkpoint"]
+            self.take_parts(container.from_parts(arrays, note), path)
         except (KeyError, TypeError, ValueError, IndexError) as problem:
             raise ModelFileError(
                 f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
@@ -169,14 +170,13 @@ class Run(Resumable, Generic[M]):
         """How many classifiers there are so far, of a run that has one after every layer."""
         return 0
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The run's own state as named arrays and a note; by default its attributes."""
-        own = {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
-        return container.to_parts(own, f"the run {type(self).__name__}")
+    def stored(self) -> dict[str, Any]:
+        """The run's own state; by default its attributes."""
+        return {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, kept: dict[str, Any]) -> None:
         """Take back what `stored` gave."""
-        vars(self).update(container.from_parts(arrays, note))
+        vars(self).update(kept)
 
     def agree(self, more: Mapping[str, Any]) -> None:
         """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
@@ -245,32 +245,25 @@ class Run(Resumable, Generic[M]):
 
     # -- saving and resuming ---------------------------------------------------------------------
 
-    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays, note = self.stored()
-        arrays = {f"state.{name}": array for name, array in arrays.items()}
-        for index, block in enumerate(self.chain.blocks):
-            arrays.update({f"block.{index}.{name}": a for name, a in block.arrays.items()})
-        return arrays, {
-            "state": note,
-            "blocks": [dict(block.note) for block in self.chain.blocks],
+    def parts(self) -> dict[str, Any]:
+        return {
+            "state": self.stored(),
+            "blocks": [[dict(block.note), dict(block.arrays)] for block in self.chain.blocks],
             "sent": self._sent,
             "history": [record.as_dict() for record in self.history],
         }
 
-    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
-        chain = Chain(
-            Block(block_note, container.with_prefix(arrays, f"block.{index}."))
-            for index, block_note in enumerate(note["blocks"])
-        )
+    def take_parts(self, kept: dict[str, Any], path: str) -> None:
+        chain = Chain(Block(note, arrays) for note, arrays in kept["blocks"])
         if not len(chain) or chain.digests[1] != self.chain.digests[1]:
             raise ModelFileError(
                 f"checkpoint {path} belongs to a run with other parameters, classes or features. "
                 "Resume with the settings it was started with, or choose another checkpoint path."
             )
         self.chain = chain
-        self._sent = note["sent"]
-        self.history = [record_from(entry) for entry in note["history"]]
-        self.take_stored(container.with_prefix(arrays, "state."), note["state"])
+        self._sent = kept["sent"]
+        self.history = [Record(**entry) for entry in kept["history"]]
+        self.take_stored(kept["state"])
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,11 @@ class PreparationRun(Run[Model]):
         largest = float(total["class_rows"].max()) if "class_rows" in total.term.arrays else float(self.rows)
         self.record(total, metrics={LARGEST: largest})
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        return {}, {"rows": self.rows}
+    def stored(self) -> dict[str, Any]:
+        return {"rows": self.rows}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.rows = note["rows"]
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        self.rows = kept["rows"]
         self.found = next((block for block in self.chain.blocks if TABLE_BLOCK in block.note), None)
 
 

@@ -34,7 +34,7 @@ from fedsolve.federation.followers import Follow, Followers, Training, following
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.meaning import differs
 from fedsolve.federation.messages import Block, Chain, Request, Total
-from fedsolve.federation.method import SCORES, Method, Record, Resumable, Run, record_from
+from fedsolve.federation.method import SCORES, Method, Record, Resumable, Run
 from fedsolve.federation.preparing import PreparationRun, public_preparation
 from fedsolve.labels import encode_labels
 from fedsolve.model import Model, model_from_contents
@@ -397,30 +397,17 @@ class StagedRun(Resumable, Generic[M]):
 
     # -- saving and resuming -----------------------------------------------------------------------
 
-    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays, run = self.run.parts()
-        arrays = {f"run.{name}": array for name, array in arrays.items()}
-        if self.prepared is not None:
-            arrays |= {f"prepared.{name}": array for name, array in self.prepared.arrays.items()}
-        calibrations: dict[str, Any] = {}
-        for name, calibration in self.calibrations.items():
-            own, calibrations[name] = calibration.parts()
-            arrays |= {f"calibration.{name}.{key}": array for key, array in own.items()}
-        folded: dict[str, Any] = {}
-        for name, (model, part) in self.folded.items():
-            own, note = model.contents()
-            folded[name] = {"model": note, **part.note()}
-            arrays |= {f"folded.{name}.{key}": array for key, array in own.items()}
-        return arrays, {
+    def parts(self) -> dict[str, Any]:
+        return {
             "stage": self.stage,
             "settings": self._settings(),
-            "run": run,
+            "run": self.run.parts(),
             "method": [self.method.key, self.method.parameters()],
             "rows": self.rows,
-            "prepared": self.prepared is not None,
+            "prepared": None if self.prepared is None else dict(self.prepared.arrays),
             "tried": [one.as_dict() for one in self.tried],
-            "calibrations": calibrations,
-            "folded": folded,
+            "calibrations": {name: one.parts() for name, one in self.calibrations.items()},
+            "folded": {name: [*model.contents(), part.note()] for name, (model, part) in self.folded.items()},
             "held_out": dataclasses.asdict(self.held_out),
             "history": [record.as_dict() for record in self.history],
             "held": self.whose_rows,
@@ -431,35 +418,32 @@ class StagedRun(Resumable, Generic[M]):
         """The settings of a recipe that are not part of the opening."""
         return {name: getattr(self.recipe, name) for name in _PLAIN}
 
-    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
+    def take_parts(self, kept: dict[str, Any], path: str) -> None:
         names = [stage.name for stage in self._stages]
-        was, now = note["settings"], self._settings()
+        was, now = kept["settings"], self._settings()
         if differing := [name for name in now if was[name] != now[name]]:
             told = ", ".join(f"{name}={was[name]!r}, not {now[name]!r}" for name in differing)
             raise ModelFileError(
                 f"checkpoint {path} is of a run with {told}. Resume it as it was started, or choose another "
                 "checkpoint path."
             )
-        key, parameters = note["method"]
+        key, parameters = kept["method"]
         if self.recipe.method.chooses:
             self.method = registry.method_of({"method": key, "parameters": parameters})
-        if note["prepared"]:
-            self.prepared = Block({TABLE_BLOCK: True}, container.with_prefix(arrays, "prepared."))
-        self.rows, self.whose_rows, self.scores = note["rows"], note["held"], note["scores"]
-        self.tried = tuple(Tried(**entry) for entry in note["tried"])
-        for name, entry in note["folded"].items():
-            model = model_from_contents(container.with_prefix(arrays, f"folded.{name}."), entry["model"])
-            self.folded[name] = model, Part(**entry[PART])
-        self.held_out = Part(**note["held_out"])
-        for name, entry in note["calibrations"].items():
-            own = container.with_prefix(arrays, f"calibration.{name}.")
-            self.calibrations[name] = kept_from(own, entry)
-        self.history = [record_from(entry) for entry in note["history"]]
-        self._place = names.index(note["stage"]) - 1
+        if kept["prepared"] is not None:
+            self.prepared = Block({TABLE_BLOCK: True}, kept["prepared"])
+        self.rows, self.whose_rows, self.scores = kept["rows"], kept["held"], kept["scores"]
+        self.tried = tuple(Tried(**entry) for entry in kept["tried"])
+        for name, (arrays, note, part) in kept["folded"].items():
+            self.folded[name] = model_from_contents(arrays, note), Part(**part[PART])
+        self.held_out = Part(**kept["held_out"])
+        self.calibrations = {name: kept_from(*parts) for name, parts in kept["calibrations"].items()}
+        self.history = [Record(**entry) for entry in kept["history"]]
+        self._place = names.index(kept["stage"]) - 1
         self.run = self._next()
-        if self.stage != note["stage"]:
-            raise ValueError(f"the stage '{note['stage']}' has nothing to do")
-        self.run.take_parts(container.with_prefix(arrays, "run."), note["run"], path)
+        if self.stage != kept["stage"]:
+            raise ValueError(f"the stage '{kept['stage']}' has nothing to do")
+        self.run.take_parts(kept["run"], path)
         self.run.offset = len(self.history) - len(self.run.history)
 
 

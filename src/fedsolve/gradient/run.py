@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve import container
 from fedsolve.arrays import Array, check_rows, stream
 from fedsolve.backends.devices import find_device
 from fedsolve.backends.torch_later import torch
@@ -260,12 +259,12 @@ class GradientRun(Run[GradientModel]):
         model.device = str(find_device(self.spec.device))
         return model
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> dict[str, Any]:
         kept = {name: getattr(self.server, name) for name in _KEPT}
-        return container.to_parts(kept | {name: getattr(self, name) for name in _OWN}, "a gradient run")
+        return kept | {name: getattr(self, name) for name in _OWN}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        for name, value in container.from_parts(arrays, note).items():
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        for name, value in kept.items():
             setattr(self if name in _OWN else self.server, name, value)
 
 

@@ -144,25 +144,18 @@ class CalibrationRun(HeldOutRun):
         shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
         self.found["shared"], self._complete = shared, True
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays: dict[str, Array] = {}
-        found: dict[str, Any] = {}
-        for name, calibration in self.found.items():
-            own, found[name] = calibration.parts()
-            arrays |= {f"found.{name}.{key}": array for key, array in own.items()}
-        for name, search in self._searches.items():
-            kept = {"best": search.best, "trial": search.trial}
-            arrays |= {f"search.{name}.{key}": a for key, a in kept.items() if a is not None}
-        steps = {name: search.steps for name, search in self._searches.items()}
-        return arrays, {"found": found, "steps": steps, "complete": self._complete}
+    def stored(self) -> dict[str, Any]:
+        return {
+            "found": {name: calibration.parts() for name, calibration in self.found.items()},
+            "searches": {name: [one.steps, one.best, one.trial] for name, one in self._searches.items()},
+            "complete": self._complete,
+        }
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, kept: dict[str, Any]) -> None:
         for name, search in self._searches.items():
-            kept = with_prefix(arrays, f"search.{name}.")
-            search.steps, search.best, search.trial = note["steps"][name], kept.get("best"), kept.get("trial")
-        made = note["found"].items()
-        self._take({n: kept_from(with_prefix(arrays, f"found.{n}."), one) for n, one in made})
-        self._complete = note["complete"]
+            search.steps, search.best, search.trial = kept["searches"][name]
+        self._take({name: kept_from(*parts) for name, parts in kept["found"].items()})
+        self._complete = kept["complete"]
 
 
 # -- the client's side -----------------------------------------------------------------------------

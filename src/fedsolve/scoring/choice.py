@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import FOLDS, Part
@@ -237,35 +236,32 @@ class ChoiceRun(Run[Any]):
 
     # -- saving and resuming -----------------------------------------------------------------------
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays = {f"marks.{number}": marks for number, marks in self._marks.of.items()}
-        runs, models = {}, {}
-        for name, run in self.members.items():
-            own, runs[name] = run.parts()
-            arrays |= {f"member.{name}.{key}": array for key, array in own.items()}
-        for name, model in self._models.items():
-            own, models[name] = model.contents()
-            arrays |= {f"model.{name}.{key}": array for key, array in own.items()}
-        race = {"rung": self._rung, "rows": self._marks.rows, "failed": self._failed}
-        chosen = None if self.chosen is None else getattr(self.chosen, "layers", 0)
-        best = next((n for n, one in enumerate(self.tried) if one.chosen), None)
-        tried = [one.as_dict() for one in self.tried]
-        found = {"runs": runs, "models": models, "tried": tried, "scores": self._scores}
-        return arrays, {**race, **found, "best": best, "layers": chosen}
+    def stored(self) -> dict[str, Any]:
+        return {
+            "marks": {str(number): marks for number, marks in self._marks.of.items()},
+            "runs": {name: run.parts() for name, run in self.members.items()},
+            "models": {name: model.contents() for name, model in self._models.items()},
+            "rung": self._rung,
+            "rows": self._marks.rows,
+            "failed": self._failed,
+            "tried": [one.as_dict() for one in self.tried],
+            "scores": self._scores,
+            "best": next((n for n, one in enumerate(self.tried) if one.chosen), None),
+            "layers": None if self.chosen is None else getattr(self.chosen, "layers", 0),
+        }
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self._rung, self._marks.rows, self._failed = note["rung"], note["rows"], dict(note["failed"])
-        self._marks.of = {int(number): marks for number, marks in with_prefix(arrays, "marks.").items()}
-        self.members = {name: run for name, run in self.members.items() if name in note["runs"]}
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        self._rung, self._marks.rows, self._failed = kept["rung"], kept["rows"], kept["failed"]
+        self._marks.of = {int(number): marks for number, marks in kept["marks"].items()}
+        self.members = {name: run for name, run in self.members.items() if name in kept["runs"]}
         for name, run in self.members.items():
-            run.take_parts(with_prefix(arrays, f"member.{name}."), note["runs"][name], "of a candidate")
-        for name, one in note["models"].items():
-            self._models[name] = model_from_contents(with_prefix(arrays, f"model.{name}."), one)
-        self.tried, self._scores = tuple(Tried(**one) for one in note["tried"]), dict(note["scores"])
-        if note["best"] is not None:
-            winner = self._tried[note["best"]]
+            run.take_parts(kept["runs"][name], "of a candidate")
+        self._models = {name: model_from_contents(*parts) for name, parts in kept["models"].items()}
+        self.tried, self._scores = tuple(Tried(**one) for one in kept["tried"]), kept["scores"]
+        if kept["best"] is not None:
+            winner = self._tried[kept["best"]]
             staged = self._staged(winner)
-            self.chosen = dataclasses.replace(winner, layers=note["layers"]) if staged else winner
+            self.chosen = dataclasses.replace(winner, layers=kept["layers"]) if staged else winner
 
 
 @differs.register

@@ -237,14 +237,13 @@ class SpreadRun(HeldOutRun):
         self.found = {"spread": spread}
         self.record(total, "held-out intervals")
 
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> dict[str, Any]:
         kept = self.found.get("spread", self._half)
-        arrays, note = ({}, None) if kept is None else kept.parts()
-        return arrays, {"kept": note}
+        return {"kept": None if kept is None else kept.parts()}
 
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        if note["kept"] is not None:
-            self._half = kept_from(arrays, note["kept"])
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        if kept["kept"] is not None:
+            self._half = kept_from(*kept["kept"])
             self.found = {"spread": self._half} if self._half.counts.size else {}
 
 
