@@ -20,7 +20,7 @@ from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.scoring.evaluation import evaluate
 from fedsolve.tables.schema import Schema
 from fedsolve.tables.schema_file import from_toml, to_toml
-from tests.command import document, fedsolve, refused
+from tests.command import document, fedsolve
 from tests.network.pretended import PretendedLink
 from tests.oracle import relative_difference
 

@@ -211,8 +211,8 @@ def label_tables(found: LabelsEvaluation, limits: Mapping[str, Threshold]) -> di
             (name, f"{one.probability:.4f}", percent(one.sensitivity), percent(one.specificity))
             for name, one in limits.items()
         ]
-        heads = ("label", "called from", "sensitivity", "specificity")
-        tables["thresholds"] = TextTable("Thresholds that were chosen on rows held out.", heads, at)
+        called = ("label", "called from", "sensitivity", "specificity")
+        tables["thresholds"] = TextTable("Thresholds that were chosen on rows held out.", called, at)
     return tables
 
 

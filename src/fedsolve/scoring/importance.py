@@ -256,6 +256,6 @@ def importance_on(model: Model, data: Table, columns: Sequence[str]) -> list[Imp
     )
     classes = None if model.classes is None else model.classes.tolist()
     task: Task = "classification" if classes else "regression"
-    names = {"label_names": model.labels} if model.labels else {}
-    silo = LocalFederation([Participant("these rows", rows)], classes=classes, task=task, **names)
+    one = [Participant("these rows", rows)]
+    silo = LocalFederation(one, classes=classes, task=task, label_names=model.labels or None)
     return feature_importances(silo, model, columns=columns or None)
