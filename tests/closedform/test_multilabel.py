@@ -20,7 +20,7 @@ from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.scoring.evaluation import evaluate
 from fedsolve.tables.schema import Schema
 from fedsolve.tables.schema_file import from_toml, to_toml
-from tests.command import document, fedsolve, refused
+from tests.command import document, fedsolve
 from tests.network.pretended import PretendedLink
 from tests.oracle import relative_difference
 
@@ -198,7 +198,6 @@ def test_the_command_trains_evaluates_and_predicts(tables, tmp_path):
     shown = fs.load_model(model).predict(pandas.read_parquet(test).drop(columns=list(NAMES)))
     assert np.array_equal(written[[f"label_{name}" for name in NAMES]], shown)
     assert written.filter(like="probability_").shape == (500, 4)
-    refused(fedsolve("evaluate", model, test, "--by", "sex"), 2, "--by is of one label a row")
     for chosen, method, said in (
         (labels, "softmax", "'softmax' learns one label a row"),
         ("effusion,x1", "afl", "label 'x1' is "),
@@ -207,6 +206,58 @@ def test_the_command_trains_evaluates_and_predicts(tables, tmp_path):
         result = fedsolve("train", train, "--labels", chosen, "--method", method)
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_groups_importance_and_a_page_are_label_by_label(tables, tmp_path):
+    train, test = tables
+    model, page = tmp_path / "model.safetensors", tmp_path / "page.html"
+    words = (
+        "--labels",
+        ",".join(NAMES),
+        "--drop",
+        "sex",
+        "--method",
+        "afl",
+        "--no-calibrate",
+        "--out",
+        model,
+    )
+    assert fedsolve("train", train, *words).exit_code == 0
+    asked = ("--by", "sex", "--importance", "--column", "x0", "--column", "x1", "--html", page)
+    seen = document("evaluate", model, test, *asked)
+    rows, truth = pandas.read_parquet(test), Y[1000:]
+    loaded = fs.load_model(model)
+    shown = rows.drop(columns=list(NAMES))
+    told, answers = loaded.predict_proba(shown), loaded.predict(shown)
+    for place, name in enumerate(NAMES):
+        for group in seen["by"]["labels"][name]:
+            inside = (rows["sex"] == group["group"]).to_numpy()
+            assert group["rows"] == inside.sum()
+            assert group["accuracy"] == pytest.approx(np.mean((answers == truth)[inside, place]), abs=1e-12)
+            assert group["predicted_share"] == pytest.approx(told[inside, place].mean(), abs=1e-12)
+            assert group["observed_share"] == pytest.approx(truth[inside, place].mean(), abs=1e-12)
+        assert {"f", "m"} == {group["group"] for group in seen["by"]["labels"][name]}
+    for one in seen["importance"]:
+        each = one["labels"]
+        assert [*each] == list(NAMES)
+        for key in ("loss", "accuracy"):
+            assert one[key] == pytest.approx(np.mean([own[key] for own in each.values()]), abs=1e-12)
+    text = page.read_text()
+    for name in NAMES:
+        for words in (f"ROC: {name}", f"Calibration: {name}", f"{name}: by sex", f"{name}: measures"):
+            assert words in text
+    printed = fedsolve("evaluate", model, test, *asked).stdout
+    assert all(f"{name}: by sex" in printed and f"{name}: Columns by importance" in printed for name in NAMES)
+
+
+def test_the_importance_of_a_label_is_that_of_its_own_model():
+    model = fs.AFL(ridge=1.0, intercept=True).fit(federate())
+    found = {one.column: one for one in fs.feature_importances(federate(), model)}
+    assert fs.feature_importances(federate(clients=3), model)[0].column == next(iter(found))
+    without = fs.AFL(ridge=1.0, intercept=True).fit(federate(np.where(np.arange(20) == 4, 0.0, X)))
+    nothing = {one.column: one for one in fs.feature_importances(federate(), without)}["feature 4"]
+    assert all(abs(one.loss) < 1e-9 and abs(one.accuracy) < 1e-9 for one in nothing.labels.values())
+    assert set(found["feature 4"].labels) == set(NAMES)
 
 
 def test_a_proposed_schema_and_an_npz_have_labels(tables, tmp_path):

@@ -36,12 +36,11 @@ from fedsolve.scoring.importance import importance_on
 from fedsolve.scoring.label_quality import LabelsEvaluation
 from fedsolve.scoring.lockstep import Layered
 from fedsolve.scoring.predictions import predicted, predicted_in_parts
-from fedsolve.scoring.quality import Evaluation
+from fedsolve.scoring.quality import Evaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
 from fedsolve.scoring.tallies import tally
 from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.preparation import far_outside
-from fedsolve.tables.table_file import Table
 
 
 class UseOptions(ModelOptions):
@@ -243,19 +242,17 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         document = named | {"rows": len(data), f"staged_{of_what}": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data), of_what))
         return
-    if model.labels:
-        _labels(
-            options, model.shortened(**depth) if isinstance(model, Layered) and depth else model, data, output
-        )
-        return
-    limit = None
+    limit, limits = None, dict[str, Threshold]()
     important = importance_on(model, data, options.column) if options.importance else None
     found: Found
     if model.classes is None:
         whole = model.shortened(**depth) if isinstance(model, Layered) and depth else model
         found = evaluation_of(whole, data.features, data.labels)
-        assert isinstance(found, RegressionEvaluation)
-        doubts, more = caveats(model) or mean_doubt(found.r2), {}
+        doubts, more = caveats(model), {}
+        if isinstance(found, RegressionEvaluation):
+            doubts = doubts or mean_doubt(found.r2)
+        elif isinstance(found, LabelsEvaluation) and options.sensitivity is not None:
+            limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
     else:
         answers, _, probabilities = predicted(model, data.features, depth)
         sums = tally(probabilities, answers, encode_labels(data.labels, model.classes))
@@ -269,11 +266,14 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     groups = None if options.by is None else by_column(model, data, options.by)
     doubts = far_outside(model.schema, model.column_moments, data) + doubts
     document = named | {"layers": depth.get("layers")} | found.as_dict() | more
-    document["threshold"] = None if limit is None else asdict(limit)
+    if model.labels:
+        document["thresholds"] = {name: asdict(one) for name, one in limits.items()} or None
+    else:
+        document["threshold"] = None if limit is None else asdict(limit)
     document["importance"] = None if important is None else [asdict(one) for one in important]
     document["by"] = None if groups is None else groups.as_dict()
     document |= {"html": options.html, "warnings": doubts}
-    shown = EvaluationReport(found, limit, important, groups)
+    shown = EvaluationReport(found, limit, important, groups, limits)
     if options.html is not None:
         names = Path(options.model).name, Path(options.data).name
         write_text(options.html, html_page(*names, repr(model), shown, doubts))
@@ -284,47 +284,6 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
             drawn.print(each.title)
             drawn.print(table(each.heads, each.rows, left=each.left))
         if isinstance(found, Evaluation) and not found.calibrated:
-            drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
-
-    output.result(document, page)
-    for doubt in doubts:
-        output.warn(doubt)
-
-
-def _labels(options: EvaluateOptions, model: Model, data: Table, output: Output) -> None:
-    """The evaluation of several labels a row, label by label."""
-    for flag in options.given("html", "by", "importance"):
-        raise click.UsageError(f"{flag} is of one label a row, and this model has {len(model.labels)}")
-    assert data.labels is not None
-    found = evaluation_of(model, data.features, data.labels)
-    assert isinstance(found, LabelsEvaluation)
-    limits = {}
-    if options.sensitivity is not None:
-        limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
-    doubts = far_outside(model.schema, model.column_moments, data) + caveats(model)
-    document = {"model": options.model, "data": options.data, "layers": options.layers, **found.as_dict()}
-    document |= {
-        "thresholds": {name: asdict(one) for name, one in limits.items()} or None,
-        "warnings": doubts,
-    }
-
-    def page(drawn: Console) -> None:
-        right = (
-            f"{found.rows:,} rows, {percent(found.exact)} with every label right, mean AUC {found.auc:.4f}"
-        )
-        drawn.print(f"[bold]accuracy {percent(found.accuracy)}[/bold]  ({right})", highlight=False)
-        rows = [
-            (name, *(percent(one[key]) for key in ("share", "accuracy")), f"{one['auc']:.4f}")
-            for name, one in document["labels"].items()
-        ]
-        drawn.print(table(("label", "share", "accuracy", "AUC"), rows))
-        at = [
-            (name, f"{one.probability:.4f}", percent(one.sensitivity), percent(one.specificity))
-            for name, one in limits.items()
-        ]
-        if at:
-            drawn.print(table(("label", "called from", "sensitivity", "specificity"), at))
-        if not found.calibrated:
             drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
 
     output.result(document, page)

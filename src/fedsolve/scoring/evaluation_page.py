@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from fedsolve.pages.words import percent, short
 from fedsolve.scoring.confusion import Confusion
 from fedsolve.scoring.evaluation import Found
 from fedsolve.scoring.groups import Grouped
-from fedsolve.scoring.importance import Importance
+from fedsolve.scoring.importance import Importance, LabelsImportance
+from fedsolve.scoring.label_quality import LabelsEvaluation
 from fedsolve.scoring.quality import Evaluation, Threshold
 from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
 from fedsolve.scoring.tallies import wilson
@@ -50,6 +51,7 @@ _SHOWN_LOGITS = 9.0
 _SHOWN_PROBABILITIES = tuple(
     (float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 )
+_TEXTS = (percent, "{:.4f}".format)
 _IMPORTANCE = "Columns by importance: what is lost when a column is replaced by draws from all its values."
 
 
@@ -65,12 +67,16 @@ class TextTable:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What is shown of an evaluation: its measures, a threshold, importances and groups where asked for."""
+    """What is shown of an evaluation: its measures, a threshold, importances and groups where asked for.
+
+    limits: of several labels a row, the threshold of each.
+    """
 
     found: Found
     limit: Threshold | None = None
     important: Sequence[Importance] | None = None
     groups: Grouped | None = None
+    limits: Mapping[str, Threshold] = field(default_factory=dict)
 
     @property
     def headline(self) -> str:
@@ -78,6 +84,9 @@ class EvaluationReport:
         found = self.found
         if isinstance(found, RegressionEvaluation):
             return f"[bold]R² {found.r2:.4f}[/bold]  ({found.rows:,} rows, RMSE {found.rmse:.6g})"
+        if isinstance(found, LabelsEvaluation):
+            right = f"{percent(found.exact)} with every label right, mean AUC {found.auc:.4f}"
+            return f"[bold]accuracy {percent(found.accuracy)}[/bold]  ({found.rows:,} rows, {right})"
         confusion = Confusion(found.classes, found.confusion)
         counts = f"{confusion.rows:,} rows, {confusion.rows - confusion.correct:,} wrong"
         counts += f", macro F1 {confusion.as_dict()['macro_f1']:.4f}"
@@ -93,33 +102,79 @@ class EvaluationReport:
                 f"R² {found.r2:.4f} ({low:.4f} to {high:.4f}) on {found.rows:,} rows; mean absolute error "
                 f"{found.mae:.4g}, root mean squared error {found.rmse:.4g}."
             )
+        uncalibrated = "" if found.calibrated else " Its probabilities are not calibrated."
+        if isinstance(found, LabelsEvaluation):
+            return (
+                f"Right in {percent(found.accuracy)} of {len(found.labels)} labels of {found.rows:,} rows, "
+                f"in all labels of {percent(found.exact)} of them; mean AUC {found.auc:.4f}.{uncalibrated}"
+            )
         low, high = found.intervals["accuracy"]
         return (
             f"Right in {percent(found.accuracy)} of {found.rows:,} rows ({percent(low)} to "
             f"{percent(high)}); AUC {found.auc:.4f}, calibration error {percent(found.ece)}."
-            + ("" if found.calibrated else " Its probabilities are not calibrated.")
+            f"{uncalibrated}"
         )
+
+    @property
+    def _labels(self) -> dict[str, Evaluation]:
+        """Of several labels a row, the evaluation of each, with classes that can be read."""
+        each = self.found.by_label if isinstance(self.found, LabelsEvaluation) else {}
+        return {name: replace(one, classes=np.array([f"no {name}", name])) for name, one in each.items()}
 
     def tables(self) -> dict[str, TextTable]:
         """All tables by name, in order."""
         if isinstance(self.found, RegressionEvaluation):
             tables = error_tables(self.found)
+        elif isinstance(self.found, LabelsEvaluation):
+            tables = label_tables(self.found, self.limits)
         else:
             tables = evaluation_tables(self.found, self.limit)
-        if self.important:
-            tables["importance"] = _importance_table(self.important, self.found)
-        if self.groups is not None:
-            tables["groups"] = group_table(self.groups)
+        for label, important in _important(self.important or ()).items():
+            tables[f"importance {label}".strip()] = _importance_table(important, self.found, label)
+        for label, groups in {} if self.groups is None else self.groups.by_label().items():
+            tables[f"groups {label}".strip()] = group_table(groups, label)
         return tables
+
+    def details(self) -> dict[str, TextTable]:
+        """The tables of each label by itself, by what is said over them."""
+        return {
+            f"{label}: {words}": one
+            for label, found in self._labels.items()
+            for words, one in zip(
+                ("precision, recall and F1", "confusion", "measures", "numbers of the calibration figure"),
+                evaluation_tables(found, self.limits.get(label)).values(),
+                strict=True,
+            )
+        }
 
     def plots(self) -> Iterator[Plot]:
         """All figures."""
         found = self.found
-        yield from _error_plots(found) if isinstance(found, RegressionEvaluation) else _plots(found)
-        if self.important:
-            yield _importance_plot(self.important, found)
-        if self.groups is not None:
-            yield _group_plot(self.groups)
+        if isinstance(found, RegressionEvaluation):
+            yield from _error_plots(found)
+        elif not isinstance(found, LabelsEvaluation):
+            yield from _plots(found)
+        for place, (label, one) in enumerate(self._labels.items()):
+            yield from (_of_label(plot, label, place) for plot in _plots(one))
+        for place, (label, important) in enumerate(_important(self.important or ()).items()):
+            yield _of_label(_importance_plot(important, found), label, place)
+        labels = {} if self.groups is None else self.groups.by_label()
+        for place, (label, groups) in enumerate(labels.items()):
+            yield _of_label(_group_plot(groups), label, place)
+
+
+def _important(found: Sequence[Importance]) -> dict[str, Sequence[Importance]]:
+    """All importances under no name, and those of each label under its own, the most important first."""
+    labels = [one.labels for one in found if isinstance(one, LabelsImportance)]
+    named = {name: [each[name] for each in labels] for name in (labels[0] if labels else ())}
+    of_label = {name: sorted(each, key=lambda one: -one.loss) for name, each in named.items()}
+    return {"": found, **of_label} if found else {}
+
+
+def _of_label(plot: Plot, label: str, place: int) -> Plot:
+    """A figure of one label, called after it."""
+    title, name = f"{plot.title}: {_name(label)}", f"{plot.name}-{place}"
+    return replace(plot, name=name, title=title) if label else plot
 
 
 def _lines(entries: Iterable[Mapping[str, Any]], *cells: str) -> list[tuple[str, ...]]:
@@ -127,7 +182,7 @@ def _lines(entries: Iterable[Mapping[str, Any]], *cells: str) -> list[tuple[str,
     return [tuple(cell.format(**entry) for cell in cells) for entry in entries]
 
 
-def _importance_table(important: Sequence[Importance], found: Found) -> TextTable:
+def _importance_table(important: Sequence[Importance], found: Found, label: str = "") -> TextTable:
     numbers = isinstance(found, RegressionEvaluation)
     heads = ("squared error", "absolute error") if numbers else ("log loss", "accuracy")
     rows = [
@@ -138,7 +193,27 @@ def _importance_table(important: Sequence[Importance], found: Found) -> TextTabl
         )
         for one in important[:SHOWN_COLUMNS]
     ]
-    return TextTable(_IMPORTANCE, ("column", *heads), rows)
+    return TextTable(f"{label}: {_IMPORTANCE}" if label else _IMPORTANCE, ("column", *heads), rows)
+
+
+def label_tables(found: LabelsEvaluation, limits: Mapping[str, Threshold]) -> dict[str, TextTable]:
+    """Share, accuracy and AUC of every label, and what is reached where thresholds were chosen."""
+    rows = []
+    for name, one in found.by_label.items():
+        pairs = (one.intervals[key] for key in ("accuracy", "auc"))
+        right, area = ("{} to {}".format(*map(text, pair)) for text, pair in zip(_TEXTS, pairs, strict=True))
+        share = percent(one.confusion[1].sum() / max(1, one.rows))
+        rows.append((name, share, percent(one.accuracy), right, f"{one.auc:.4f}", area))
+    heads = ("label", "share", "accuracy", "95 % interval", "AUC", "95 % interval")
+    tables = {"measures": TextTable("", heads, rows)}
+    if limits:
+        at = [
+            (name, f"{one.probability:.4f}", percent(one.sensitivity), percent(one.specificity))
+            for name, one in limits.items()
+        ]
+        called = ("label", "called from", "sensitivity", "specificity")
+        tables["thresholds"] = TextTable("Thresholds that were chosen on rows held out.", called, at)
+    return tables
 
 
 def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
@@ -152,7 +227,7 @@ def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
     return tables
 
 
-def group_table(groups: Grouped) -> TextTable:
+def group_table(groups: Grouped, label: str = "") -> TextTable:
     """A line for every group, each measure with its interval."""
     first = next(iter(groups.found.values()))
     numbers = isinstance(first, RegressionEvaluation)
@@ -168,7 +243,8 @@ def group_table(groups: Grouped) -> TextTable:
         if "observed_share" in names:
             cells[-1] = f"{values['predicted_share']:.2f} : {cells[-1]}"
         rows.append(tuple(cells))
-    title = f"By {groups.by}, with 95 % intervals."
+    title = f"{label}: by" if label else "By"
+    title += f" {groups.by}, with 95 % intervals."
     if groups.joined:
         few = ", ".join(short(value, 22) for value in groups.joined[:6]) + ", ..." * (len(groups.joined) > 6)
         title += f" Groups of fewer than {FEWEST} rows are put together: {few}."
@@ -234,7 +310,8 @@ def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts
     from fedsolve.pages.svg import inline_svg  # drawing takes a second to load
 
     shares = None
-    if isinstance(found := shown.found, Evaluation) and len(found.classes) <= SHOWN_CLASSES:
+    found, tables = shown.found, shown.tables()
+    if "confusion" in tables and isinstance(found, Evaluation) and len(found.classes) <= SHOWN_CLASSES:
         shares = (found.confusion / np.maximum(1, found.confusion.sum(axis=1, keepdims=True))).tolist()
     return render(
         "evaluation.html",
@@ -245,7 +322,8 @@ def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts
         about=about,
         lede=shown.lede,
         doubts=list(doubts),
-        tables=shown.tables(),
+        tables=tables,
+        details=shown.details(),
         shares=shares,
         figures=[
             {

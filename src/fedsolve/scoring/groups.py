@@ -22,6 +22,7 @@ from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import number
 from fedsolve.model import Model, model_from_contents
 from fedsolve.scoring.evaluation import Found, about, evaluation_from, evaluation_of, tally_term_of
+from fedsolve.scoring.label_quality import LabelsEvaluation
 from fedsolve.scoring.lockstep import enter_term, share_of
 from fedsolve.scoring.residuals import FEWEST
 from fedsolve.scoring.tallies import COUNTS
@@ -44,13 +45,27 @@ class Grouped:
     joined: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        groups = []
+        """Everything as JSON values; of several labels a row, groups by label."""
+        groups: list[dict[str, Any]] = []
+        if "" not in (labels := self.by_label()):
+            told = {label: one.as_dict()["groups"] for label, one in labels.items()}
+            return {"column": self.by, "labels": told, "joined": list(self.joined)}
         for name, one in self.found.items():
             told = {"group": name, "rows": one.rows, **one.measures(), **one.rates}
             pairs = {key: list(pair) for key, pair in (one.intervals | one.rate_intervals).items()}
             groups.append(told | {"intervals": pairs})
         return {"column": self.by, "groups": groups, "joined": list(self.joined)}
+
+    def by_label(self) -> dict[str, Grouped]:
+        """The same of each label by its name; of one label a row, all of it under no name."""
+        found = self.found.items()
+        several = {group: one.by_label for group, one in found if isinstance(one, LabelsEvaluation)}
+        if not several:
+            return {"": self}
+        return {
+            label: Grouped(self.by, {group: of[label] for group, of in several.items()}, self.joined)
+            for label in next(iter(several.values()))
+        }
 
 
 def by_column(model: Model, data: Table, column: str) -> Grouped:

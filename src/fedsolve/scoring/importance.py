@@ -11,7 +11,7 @@ by a number. Of a text, every hashed word is drawn by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from fedsolve.federation.folds import Part, row_hashes
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, Participant, step
-from fedsolve.labels import Task, encode_labels, regression_targets
+from fedsolve.labels import Task, encode_labels, label_matrix, regression_targets
 from fedsolve.model import Model, model_from_contents
 from fedsolve.scoring.evaluation import about
 from fedsolve.tables.preparation import mean_and_deviation
@@ -50,6 +50,13 @@ class Importance:
     loss: float
     error: float
     accuracy: float
+
+
+@dataclass(frozen=True)
+class LabelsImportance(Importance):
+    """Of several labels a row: means over the labels, and each label by its name."""
+
+    labels: Mapping[str, Importance]
 
 
 def feature_importances(
@@ -87,9 +94,12 @@ def feature_importances(
     told = ask("column-losses", {"origin": origin, "unit": unit, "counts": counts}, columns=names, seed=seed)
     rows = max(1, told.count("rows"))
     found = []
-    for name, (rise, square, lost) in zip(names, told["losses"], strict=True):
-        spread = max(0.0, square / rows - (rise / rows) ** 2)
-        found.append(Importance(name, float(rise / rows), float(np.sqrt(spread / rows)), float(lost / rows)))
+    for name, sums in zip(names, told["losses"], strict=True):
+        rises, squares, lost = np.atleast_2d(sums).T / rows
+        errors = np.sqrt(np.maximum(0.0, squares - rises**2) / rows)
+        first, *labels = zip(rises.tolist(), errors.tolist(), lost.tolist(), strict=True)
+        of_label = {label: Importance(name, *one) for label, one in zip(model.labels, labels, strict=True)}
+        found.append(LabelsImportance(name, *first, of_label) if of_label else Importance(name, *first))
     return sorted(found, key=lambda one: -one.loss)
 
 
@@ -150,12 +160,15 @@ def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
     """For every column: the sum over rows of the rise of the log loss, of its square, and of answers lost."""
     model, note = _model(request), request.note["importance"]
     groups, labels = column_groups(model), data.own_labels()
-    if model.classes is None:
+    if model.labels:
+        truth = label_matrix(labels, model.labels).astype(np.int64)
+    elif model.classes is None:
         truth = regression_targets(labels, model.outputs).astype(np.float64)
     else:
         truth = encode_labels(labels, model.classes)
     asked = {name: request.arrays[f"asked.{name}"] for name in ("origin", "unit", "counts")}
-    sums = np.zeros((len(note["columns"]), 3))
+    several = (1 + len(model.labels),) if model.labels else ()
+    sums = np.zeros((len(note["columns"]), *several, 3))
     start = 0
     for values in _parts(data):
         span = slice(start, start + len(values))
@@ -166,7 +179,8 @@ def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
             changed = _replaced(model, values, groups[name], hashes, **asked)
             after, still = _losses(model, changed, truth[span], data.source.dtype)
             rise = after - before
-            sums[place] += rise.sum(), (rise**2).sum(), right.sum() - still.sum()
+            lost = right.sum(axis=0) - still.sum(axis=0)
+            sums[place] += np.stack([rise.sum(axis=0), (rise**2).sum(axis=0), lost], axis=-1)
     return Term({"losses": sums}, {"rows": len(data)})
 
 
@@ -207,13 +221,21 @@ def _drawn(counts: Array, hashes: Array) -> Array:
 
 
 def _losses(model: Model, values: Array, truth: Array, dtype: Any) -> tuple[Array, Array]:
-    """Log loss of every row, and whether its answer is right; of a regression e² and -|e|."""
+    """Log loss of every row, and whether its answer is right; of a regression e² and -|e|.
+
+    Of several labels a row (rows, 1 + labels): their mean, and each.
+    """
     # As they are stored: a network reads bytes on another scale than numbers.
     values = values.astype(dtype, copy=False)
-    if model.classes is None:
+    if model.regression:
         errors = truth - model.decision_function(values)
         return (errors**2).sum(axis=1), -np.abs(errors).sum(axis=1)
     answers, probabilities = model.told(values)
+    if model.labels:
+        given = np.where(truth == 1, probabilities, 1.0 - probabilities)
+        each = -np.log(np.maximum(given, _LEAST)), (answers == truth).astype(np.float64)
+        losses, right = (np.column_stack([one.mean(axis=1), one]) for one in each)
+        return losses, right
     given = np.take_along_axis(probabilities, truth[:, None], axis=1)[:, 0]
     return -np.log(np.maximum(given, _LEAST)), answers == truth
 
@@ -234,5 +256,6 @@ def importance_on(model: Model, data: Table, columns: Sequence[str]) -> list[Imp
     )
     classes = None if model.classes is None else model.classes.tolist()
     task: Task = "classification" if classes else "regression"
-    silo = LocalFederation([Participant("these rows", rows)], classes=classes, task=task)
+    one = [Participant("these rows", rows)]
+    silo = LocalFederation(one, classes=classes, task=task, label_names=model.labels or None)
     return feature_importances(silo, model, columns=columns or None)
