@@ -9,6 +9,7 @@ import fedsolve as fs
 from fedsolve.federation.messages import Term
 from fedsolve.federation.noisy_sums import NoisyAnswer
 from fedsolve.privacy.attacks import _Attack, area_under_curve, audit, lower_bound
+from fedsolve.tables.schema import Column, Schema
 from tests.command import document, fedsolve
 
 
@@ -94,3 +95,22 @@ def test_small_classes_and_the_command(tmp_path):
     text = fedsolve("audit", "--data", tmp_path / "d.npz").stdout
     assert "AUC" in text
     assert "private" not in text
+
+
+def test_missing_values_are_filled_with_the_means_of_a_table():
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((120, 3))
+    holes = rng.random(rows.shape) < 0.1
+    filled = np.where(holes, np.nanmean(np.where(holes, np.nan, rows), axis=0), rows)
+    labels = rng.integers(0, 2, 120)
+    schema = Schema(tuple(Column(name, "number", missing="mean") for name in "abc"), label="y")
+    spec = fs.LocalFederation.from_arrays(filled, labels, np.zeros(120, dtype=int)).describe()
+    with_holes = fs.ClientData(np.where(holes, np.nan, rows), labels, schema=schema)
+    found = audit(with_holes, spec, fs.AFL())
+    assert found == audit(fs.ClientData(filled, labels, schema=schema), spec, fs.AFL())
+    with pytest.raises(fs.DataError, match="without a schema"):
+        audit(fs.ClientData(np.where(holes, np.nan, rows), labels, checked=True), spec, fs.AFL())
+    nothing = rows.copy()
+    nothing[:, 2] = np.nan
+    with pytest.raises(fs.DataError, match=r"\[2\] have no value"):
+        audit(fs.ClientData(nothing, labels, schema=schema), spec, fs.AFL())

@@ -64,8 +64,12 @@ def audit(
     seed: int = 0,
     mechanism: Mechanism = NoisyAnswer.noised,
 ) -> list[Leak]:
-    """All findings. plain, private: what would be trained without and with noise. sites: in a secure sum."""
+    """All findings. plain, private: what would be trained without and with noise. sites: in a secure sum.
+
+    Missing values of a table are filled with the means of its columns, as a run fills them.
+    """
     rng = np.random.default_rng(seed)
+    data = _filled(data)
     found = _about_rows(data, spec, plain)
     views = {"plain": (plain, 1), "secure": (plain, sites)}
     if private is not None:
@@ -100,10 +104,23 @@ def area_under_curve(members: Array, others: Array) -> float:
     return float((ranks - len(members) * (len(members) + 1) / 2) / pairs)
 
 
+def _filled(data: ClientData) -> ClientData:
+    rows = data.features(slice(None))
+    missing = np.isnan(rows)
+    if not missing.any():
+        return data
+    if data.schema is None:
+        raise DataError(
+            "rows with missing values cannot be audited without a schema. Fill them, or leave those rows out."
+        )
+    if (empty := missing.all(axis=0)).any():
+        raise DataError(f"features {np.flatnonzero(empty).tolist()} have no value at all. Leave them out.")
+    rows[missing] = np.broadcast_to(np.nanmean(rows, axis=0), rows.shape)[missing]
+    return ClientData(rows, data.own_labels(), weights=data.own_weights(), schema=data.schema)
+
+
 def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]:
     rows = data.features(slice(None))
-    if np.isnan(rows).any():
-        raise DataError("rows with missing values cannot be audited. Fill them, or leave those rows out.")
     rank = int(np.linalg.matrix_rank(rows))
     few = rows.shape[0] < 2 * rows.shape[1]
     said = f"{len(rows):,} rows of {rows.shape[1]} columns, rank {rank}"
