@@ -56,7 +56,10 @@ def papers(tmp_path_factory):
     (folder / "forged").write_text(json.dumps(forged))
     refused = fedsolve("certificate", "accept", folder / "forged", "--ledger", ledgers / "east", *keys)
     assert "the signature of 'south' is missing" in refused.stderr
-    for name in stays:
+    fedsolve("certificate", "withdraw", "north", *words[2:], "--out", folder / "of-others", *keys)
+    refused = fedsolve("certificate", "accept", folder / "of-others", "--ledger", ledgers / "east", *keys)
+    assert "knows of no total over them" in refused.stderr
+    for name in [*stays, stays[0]]:
         said = fedsolve("certificate", "accept", paper, "--ledger", ledgers / name, *keys)
         assert said.exit_code == 0, said.stderr
     trained(stays, ledgers, folder / "new")

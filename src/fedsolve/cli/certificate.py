@@ -92,8 +92,9 @@ def accept(options: AcceptOptions, output: Output) -> None:
 
     if not (Path(options.ledger) / "ledger.jsonl").exists():
         raise ModelFileError(f"{options.ledger} holds no ledger.")
-    site = check_withdrawal(Paper.from_file(options.paper), _verifier(options.key_folder))
-    Ledger(Path(options.ledger)).withdraw(site)
+    paper = Paper.from_file(options.paper)
+    site = check_withdrawal(paper, _verifier(options.key_folder))
+    Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"])
     output.result({"left": site}, f"{site} may leave")
 
 

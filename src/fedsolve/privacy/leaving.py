@@ -110,7 +110,7 @@ def forget(
             raise ModelFileError(f"in secure sums '{site}' leaves with its signed withdrawal only.")
         if check_withdrawal(paper, verify) != site or {*paper.facts["cohort"]} != {*inner.clients}:
             raise ModelFileError(f"this is no withdrawal of '{site}' from {', '.join(inner.clients)}.")
-        federation.withdrawn(site)
+        federation.withdrawn(site, paper.facts["cohort"])
     inner.remove(site)
     model: Model = of.fit(federation, **settings)
     return model

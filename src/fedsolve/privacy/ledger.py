@@ -22,7 +22,7 @@ import json
 import os
 import secrets as random_source
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,14 @@ class Ledger:
             raise TermError(f"slot {slot} has not been used by this client.")
         return str(self._facts["used"][slot][0])
 
-    def withdraw(self, site: str) -> None:
-        """Enter that a site has left, which signed that it did: totals without it are opened."""
+    def withdraw(self, site: str, cohort: Collection[str]) -> None:
+        """Enter that a site has left this cohort, which signed that it did: totals without it are opened."""
+        gone = self.withdrawn - {site}
+        if all({*cohort} != {*each.cohort} - gone for each in self.openings):
+            raise CohortError(
+                f"'{site}' leaves {', '.join(sorted(cohort))}, and this ledger knows of no total over them. "
+                "Ask it for a withdrawal from the cohort that was trained with, and name this site's ledger."
+            )
         self._know("withdrawn", site)
 
     def need_noise(self, slot: str, shares: int) -> None:

@@ -673,11 +673,11 @@ class SecureFederation(Federation):
             client.attend()
             self._attending[participant.name] = client
 
-    def withdrawn(self, site: str) -> None:
+    def withdrawn(self, site: str, cohort: Collection[str]) -> None:
         """Enter at the clients of this process that a site has left, which signed that it did."""
         self._attend()
         for client in self._attending.values():
-            client.ledger.withdraw(site)
+            client.ledger.withdraw(site, cohort)
 
     def __repr__(self) -> str:
         return f"SecureFederation({self.federation!r})"
