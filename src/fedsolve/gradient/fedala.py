@@ -134,10 +134,8 @@ class Merge:
         """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
         rate, count = self._method.merge_rate, len(self.names)
         per_step = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
-        away = self._away
-        if part.learners.stacked:
-            mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
-            away = [distance * mask.reshape(-1, *[1] * (distance.dim() - 1)) for distance in away]
+        mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
+        away = [distance * part.learners.spread(mask, distance) for distance in self._away]
         for number in range(int(part.steps.max())):
             step = Step(part, number, len(active))
             losses = step.cross_entropy(step.forward().logits)

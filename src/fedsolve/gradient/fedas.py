@@ -32,11 +32,11 @@ import numpy as np
 from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.batches import steps_per_epoch
-from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, parameter, register
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now, train_alone
-from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.gradient.prototypes import class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
 LEAST = 1e-30
@@ -53,16 +53,13 @@ class FedAS(PersonalMethod):
 
     keeps_state = True
     shares_a_predictor = False
+    stays = "classifier"
 
     alignment_epochs: int = parameter(
         1, "Passes over the rows before training that fit the base to the prototypes; 0 is none.", least=0
     )
     alignment_rate: float = parameter(0.01, "Learning rate of these passes, plain SGD.", least=0)
     fisher: bool = parameter(True, "Clients count by their Fisher traces; otherwise by --weighting.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_stays("FedAS", "classifier", self)
 
     # -- the client's side ------------------------------------------------------------------------
 
@@ -96,9 +93,8 @@ class FedAS(PersonalMethod):
             group.scratch["traces"] = fisher_traces(group)
         return max(float(group.scratch["traces"][client]), LEAST)
 
-    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in head_names(group):
-            del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
+    def withheld(self, group: ClientGroup) -> list[str]:
+        return head_names(group)
 
     def state(self, group: ClientGroup, client: int) -> State:
         return group.snapshot(client, PREVIOUS, STATISTICS)

@@ -42,8 +42,6 @@ from fedsolve.gradient.personalised import PersonalMethod, kept
 from fedsolve.gradient.prototypes import head_width
 from fedsolve.gradient.server_state import ServerState, Weights
 
-_ROWS = 2048
-
 
 @register(
     paper="Zhang et al., NeurIPS 2023",
@@ -185,7 +183,7 @@ class FedDBE(PersonalMethod):
             total += rows * group.scratch["mean"][client].double().cpu().numpy()
         else:
             with torch.no_grad():
-                for inputs, _ in group.rows.of(client, _ROWS):
+                for inputs, _ in group.rows.of(client):
                     total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
         term.arrays |= {"features": total, "feature_rows": np.array([rows])}
 

@@ -46,6 +46,7 @@ from fedsolve.gradient.server_state import (
     weight_of,
     weighted_mean,
 )
+from fedsolve.gradient.steps import row_losses
 
 GENERATED = 32
 """Generated rows in a step, the server's and a client's."""
@@ -130,14 +131,11 @@ class FedGen(GradientMethod):
         drawn, scales = step.drawn, step.group.scratch
         if "latent" in drawn:
             with_label = self._imagined(step, step.targets, drawn["latent"])
-            answers = F.log_softmax(with_label.detach(), dim=-1)
-            pull = F.kl_div(F.log_softmax(output.logits, dim=-1), answers, reduction="none", log_target=True)
-            losses = losses + scales["latent"] * step.mean(pull.sum(dim=-1))
+            losses = losses + scales["latent"] * step.divergence(output.logits, with_label.detach())
         if "teaching" in drawn:
             targets = drawn["labels"]
             answers = self._imagined(step, targets, drawn["teaching"])
-            lesson = F.cross_entropy(answers.flatten(0, 1), targets.flatten(), reduction="none")
-            losses = losses + scales["teaching"] * lesson.reshape(targets.shape).mean(dim=1)
+            losses = losses + scales["teaching"] * row_losses(answers, targets).mean(dim=1)
         return losses
 
     def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:
@@ -210,9 +208,7 @@ class FedGen(GradientMethod):
         for targets, noise in zip(*self._lessons(server, known, device), strict=True):
             features = generator(_generator_inputs(noise, targets, classes))
             logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
-            errors = F.cross_entropy(
-                logits.flatten(0, 1), targets.repeat_interleave(clients), reduction="none"
-            ).reshape(GENERATED, clients)
+            errors = row_losses(logits, targets[:, None].expand(-1, clients))
             loss = (trust[:, targets].mT * errors).sum(dim=1).mean()
             loss = loss + _diversity(noise, features)
             gradients = list(torch.autograd.grad(loss, parameters))

@@ -111,8 +111,7 @@ class FedSelect(PersonalMethod):
             (step.number // np.maximum(1, a_pass)) % 2, dtype=group.dtype, device=group.device
         )
         for gradient, mask in zip(step.gradients, step.own(group.scratch["mask"]), strict=True):
-            kind = shared.reshape(-1, *[1] * (mask.dim() - 1)) if group.learners.stacked else shared[0]
-            gradient.mul_((mask - kind).abs_())
+            gradient.mul_((mask - group.learners.spread(shared, mask)).abs_())
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if "mask" not in group.scratch:

@@ -2,7 +2,8 @@
 
 A round sends the weights down (`run`), lets every client of a cohort train (`answers`, `group`), and sums
 `weight * w` and `weight`. Client side: `prepare`, `moved`, `draw`, `losses`, `gradients`, `edit`,
-`state`. Server side: `outgoing`, `extras`, `update`. A method's file finds here what hooks are given.
+`withheld`, `contribute`, `state`. Server side: `outgoing`, `extras`, `update`. A method's file finds here
+what hooks are given.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, nn
-from fedsolve.errors import DataError
+from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Term as Term
 from fedsolve.federation.messages import Total as Total
 from fedsolve.federation.method import Laws as Laws
 from fedsolve.federation.method import Method, Spec
 from fedsolve.federation.states import State as State
-from fedsolve.gradient import augmentation, networks, optimisers
+from fedsolve.gradient import augmentation, networks, optimisers, refusals
 from fedsolve.gradient.feedback import HELD, Feedback
 from fedsolve.gradient.feedback import check_parameters as check_feedback
 from fedsolve.gradient.graphs import replays
@@ -78,6 +79,21 @@ class GradientMethod(Method[GradientModel]):
 
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
+
+    alike: ClassVar[bool] = False
+    """Whether its sums count all clients alike, so that weighting by size is refused."""
+
+    one_shot: ClassVar[bool] = False
+    """Whether it has one round."""
+
+    hidden: ClassVar[str] = ""
+    """What it does with hidden layers, if a network must have them, as the end of a sentence."""
+
+    sgd_alone: ClassVar[str] = ""
+    """Why local steps must be those of SGD, likewise."""
+
+    stays: ClassVar[str] = ""
+    """The part of a network that never leaves its client, if any (`withheld`)."""
 
     network: str = parameter(
         "linear",
@@ -179,19 +195,7 @@ class GradientMethod(Method[GradientModel]):
         augmentation.check_parameters(self)
         optimisers.check_schedule(self)
         check_feedback(self)
-        if self.momentum and self.optimiser != "sgd":
-            raise DataError(
-                f"momentum ({self.momentum}) is of the optimiser sgd; {self.optimiser} has moments of its "
-                "own. Leave it out."
-            )
-        if self.nesterov and not self.momentum:
-            raise DataError("nesterov is a form of momentum; give momentum, such as 0.9.")
-        owner = next(kind for kind in type(self).__mro__ if "update" in vars(kind))
-        if self.server_step != 1 and not vars(owner).get("averages", False):
-            raise DataError(
-                f"server_step is for methods that take the mean of the clients' weights; "
-                f"{type(self).__name__} updates its weights in its own way. Leave it out."
-            )
+        refusals.check(self)
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:
@@ -302,6 +306,10 @@ class GradientMethod(Method[GradientModel]):
         """How much a client counts in the mean."""
         return float(group.counted[client]) if self.weighting == "size" else 1.0
 
+    def withheld(self, group: ClientGroup) -> list[str]:
+        """Names of the weights that clients do not send."""
+        return []
+
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         """Add to a client's term what this algorithm sums besides the weights.
 
@@ -318,7 +326,6 @@ class GradientMethod(Method[GradientModel]):
         if not layers:
             return None
         assert isinstance(group.learners, SingleNetwork)
-        held = {n.removeprefix(HELD): t for n, t in group.received.items() if n.startswith(HELD)}
         return Feedback(
             group.learners.network,
             layers,
@@ -326,7 +333,7 @@ class GradientMethod(Method[GradientModel]):
             scaling=self.feedback_scaling,
             route=self.feedback_route,
             seed=self.seed,
-            received=group.start | held,
+            received=group.start | with_prefix(group.received, HELD),
             held=self.feedback_sync > 1,
             in_place=replays(group.device),
         )

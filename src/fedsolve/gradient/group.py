@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsolve.arrays import Array, stream
 from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError, DivergenceError
 from fedsolve.federation.method import Request, Term, opening_classes
 from fedsolve.federation.participant import ClientData, Memory
@@ -110,17 +111,9 @@ class ClientGroup:
         self._lay_out([plans[k] for k in order])
         counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
         self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
-        self.received = {
-            name: self._tensor(array) for name, array in request.arrays.items() if not name.startswith("w.")
-        }
-        self.start = {
-            name.removeprefix("w."): self._tensor(array)
-            for name, array in request.arrays.items()
-            if name.startswith("w.")
-        }
-        self.buffers = {
-            name.removeprefix("b."): tensor for name, tensor in self.received.items() if name.startswith("b.")
-        }
+        tensors = {name: self._tensor(array) for name, array in request.arrays.items()}
+        self.start, self.buffers = with_prefix(tensors, "w."), with_prefix(tensors, "b.")
+        self.received = {name: tensor for name, tensor in tensors.items() if not name.startswith("w.")}
         since: Mapping[str, int] = request.note.get("since", {})
         tickets = {memory.name: ticket(self.run, memory.name) for memory in self.memories}
         self._since = {name: since[token] for name, token in tickets.items() if token in since}
@@ -160,12 +153,8 @@ class ClientGroup:
         """
         states = {}
         for name in self.names:
-            parts = [
-                default[name]
-                if state is None or f"{prefix}.{name}" not in state
-                else self._tensor(state[f"{prefix}.{name}"])
-                for state in self._states
-            ]
+            kept = [(state or {}).get(f"{prefix}.{name}") for state in self._states]
+            parts = [default[name] if own is None else self._tensor(own) for own in kept]
             states[name] = torch.stack(parts) if self.learners.stacked else parts[0]
         return states
 
@@ -184,9 +173,8 @@ class ClientGroup:
 
     def own_buffers(self, prefix: str) -> dict[str, Tensor]:
         """The buffers `prefix.NAME` of a single network's client; what it started with where it kept none."""
-        state = self._states[0] or {}
-        own = {name: state[f"{prefix}.{name}"] for name in self.buffers if f"{prefix}.{name}" in state}
-        return self.buffers | {name: self._tensor(array) for name, array in own.items()}
+        own = with_prefix(self._states[0] or {}, f"{prefix}.")
+        return {n: self._tensor(own[n]) if n in own else buffer for n, buffer in self.buffers.items()}
 
     def first_model(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and buffers that the run began with: every participant can draw them from the seed."""
@@ -450,7 +438,11 @@ class ClientGroup:
         seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
         # A stack of networks is summed on its device: ten times a million weights stay there.
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
-        weights: dict[str, Any] = dict(zip(self.names, map(sent, self.learners.weights), strict=True))
+        weights: dict[str, Any] = {
+            name: sent(weight)
+            for name, weight in zip(self.names, self.learners.weights, strict=True)
+            if name not in method.withheld(self)
+        }
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})

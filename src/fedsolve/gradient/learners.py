@@ -49,6 +49,10 @@ class Learners(ABC):
         """`values` of all weights of one tensor as (clients, numbers)."""
         return values.flatten(1) if self.stacked else values.reshape(1, -1)
 
+    def spread(self, numbers: Tensor, like: Tensor) -> Tensor:
+        """A number of each client in a shape that multiplies its weights, such as `like`."""
+        return numbers.reshape(-1, *[1] * (like.dim() - 1)) if self.stacked else numbers[0]
+
 
 class SingleNetwork(Learners):
     """One torch module."""

@@ -27,13 +27,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.container import with_prefix
-from fedsolve.errors import DataError
 from fedsolve.federation.method import Laws, Term, Total
-from fedsolve.gradient.feddyn import check_uniform, nothing
+from fedsolve.gradient.feddyn import nothing
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 from fedsolve.gradient.server_state import ServerState, Weights
-
-_ROWS = 2048
 
 
 @register(
@@ -49,6 +46,8 @@ class Scaffold(GradientMethod):
 
     laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
     keeps_state = True
+    alike = True
+    sgd_alone = "infers gradients from how far the weights moved, which needs optimiser 'sgd'"
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
     optimiser: Literal["sgd", "adam", "adamw"] = parameter(
@@ -61,15 +60,6 @@ class Scaffold(GradientMethod):
     control: Literal["steps", "gradient"] = parameter(
         "steps", "New controls from the steps taken (option II), or from a pass over all rows (option I)."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_uniform("SCAFFOLD", self.weighting)
-        if self.optimiser != "sgd":
-            raise DataError(
-                f"SCAFFOLD infers gradients from how far the weights moved, which needs optimiser 'sgd'; got "
-                f"{self.optimiser!r}."
-            )
 
     def extras(self, server: ServerState) -> dict[str, Array]:
         return {f"control.{name}": total / server.clients for name, total in server.kept("controls").items()}
@@ -134,7 +124,7 @@ def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
     total = nothing(group)
     given, first = group.rows.weights[client], 0
     with torch.enable_grad():
-        for inputs, targets in group.rows.of(client, _ROWS):
+        for inputs, targets in group.rows.of(client):
             if given is None:
                 loss = F.cross_entropy(network(inputs), targets, reduction="sum")
             else:
