@@ -25,7 +25,7 @@ One that never took part has no head: it first trains as in a round, and sends n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from fedsolve.gradient.batches import steps_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now, train_alone
+from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now
 from fedsolve.gradient.prototypes import class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
@@ -101,11 +101,11 @@ class FedAS(PersonalMethod):
 
     # -- a client's own model ---------------------------------------------------------------------
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PersonalGradientModel:
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         if len(data) == 0:
             return PersonalGradientModel.of(model, {}, kept(state))
         if state is None:
-            return PersonalGradientModel.of(model, *train_alone(self, model, data))
+            return super().personal(model, data, state)
         with alone(self, model, data, state) as group:
             self.prepare(group)
             return PersonalGradientModel.of(model, *now(group))
@@ -142,21 +142,13 @@ def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def _first_epoch(group: ClientGroup) -> Iterator[Step]:
-    """The batches of the round's first epoch, with the networks in eval mode while they are used."""
+    """The batches of the round's first epoch.
+
+    A single network is in eval mode meanwhile: no running statistics move, no dropout draws.
+    """
     lengths = np.minimum(steps_per_epoch(group.method, group.sizes, group.least), group.steps)
-    with _evaluating(group):
+    with ExitStack() as stack:
+        if isinstance(group.learners, SingleNetwork):
+            stack.callback(group.learners.network.eval().train)
         for number in range(int(lengths.max(initial=0))):
             yield Step(group, number, int(np.sum(lengths > number)))
-
-
-@contextmanager
-def _evaluating(group: ClientGroup) -> Iterator[None]:
-    """A single network in eval mode: no running statistics move, no dropout draws."""
-    if not isinstance(group.learners, SingleNetwork):
-        yield
-        return
-    network = group.learners.network.eval()
-    try:
-        yield
-    finally:
-        network.train()

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_rows
-from fedsolve.backends.torch_later import Tensor, torch
+from fedsolve.backends.torch_later import torch
 from fedsolve.federation.method import Laws, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient.fedprox import pull
@@ -54,7 +54,7 @@ class FedDyn(GradientMethod):
     )
 
     def prepare(self, group: ClientGroup) -> None:
-        group.scratch["dual"] = group.state("dual", nothing(group))
+        group.scratch["dual"] = group.state("dual", group.nothing())
         if self.dynamic_by_rows:
             rows = torch.as_tensor(group.sizes, dtype=group.dtype, device=group.device)
             group.scratch["alpha"] = self.dynamic * group.received["mean_rows"] / rows.clamp_min(1)
@@ -106,8 +106,3 @@ class FedDyn(GradientMethod):
 def answer_rows(client: ClientData, request: Request, memory: Memory) -> Term:
     """How many rows a client has."""
     return Term({}, {"rows": len(client)})
-
-
-def nothing(group: ClientGroup) -> dict[str, Tensor]:
-    """Zeros for every weight: the state of a client that takes part for the first time."""
-    return {name: torch.zeros_like(group.start[name]) for name in group.names}

@@ -33,19 +33,11 @@ from fedsolve.backends.torch_later import F, Tensor, nn, torch
 from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
-from fedsolve.gradient import networks
+from fedsolve.gradient import networks, server_state
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.prototypes import head_names
-from fedsolve.gradient.server_state import (
-    ServerState,
-    Weights,
-    gathered,
-    set_apart,
-    trained,
-    weight_of,
-    weighted_mean,
-)
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import row_losses
 
 GENERATED = 32
@@ -158,7 +150,7 @@ class FedGen(GradientMethod):
         if self._plain:
             return
         name = group.clients[client]
-        set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
+        server_state.set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
         term.arrays[f"labels@{name}"] = group.class_counts[client].double().cpu().numpy()
 
     # -- the server's side ------------------------------------------------------------------------
@@ -182,11 +174,13 @@ class FedGen(GradientMethod):
         if self._plain:
             server.weights = mean
             return
-        heads = gathered(total, "own")
-        head = weighted_mean(heads, {client: weight_of(total, client) for client in heads})
+        heads = server_state.gathered(total, "own")
+        head = server_state.weighted_mean(
+            heads, {client: server_state.weight_of(total, client) for client in heads}
+        )
         server.aggregated = server.aggregated | with_prefix(head, "w.")
         server.weights = mean | server.aggregated
-        counts = {client: total[f"labels@{client}"] for client in trained(total)}
+        counts = {client: total[f"labels@{client}"] for client in server_state.trained(total)}
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
         device = find_device(server.spec.device)
         with one_thread():

@@ -43,11 +43,11 @@ class FedRep(FedPer):
 
     def prepare(self, group: ClientGroup) -> None:
         super().prepare(group)
-        begun = dict(zip(group.names, (weight.detach() for weight in group.learners.weights), strict=True))
-        part = group.again(as_method(_Head, self, epochs=self.head_epochs, local_steps=None), begun)
+        method = as_method(_Head, self, epochs=self.head_epochs, local_steps=None)
+        part = group.again(method, group.weights_now())
         part.train()
         heads = head_names(group)
-        group.put({n: w for n, w in zip(part.names, part.learners.weights, strict=True) if n in heads})
+        group.put({name: weight for name, weight in part.weights_now().items() if name in heads})
 
     def moved(self, group: ClientGroup) -> list[str]:
         heads = head_names(group)

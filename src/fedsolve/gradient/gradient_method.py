@@ -147,9 +147,7 @@ class GradientMethod(Method[GradientModel]):
         "global", "Backward weights; random is an ablation.", group=FEEDBACK
     )
     feedback_scaling: Literal["layer", "row", "none"] = parameter(
-        "layer",
-        "Whose norm the backward weights get.",
-        group=FEEDBACK,
+        "layer", "Whose norm the backward weights get.", group=FEEDBACK
     )
     feedback_route: Literal["layer", "direct"] = parameter(
         "layer", "direct is DFA, an ablation.", group=FEEDBACK
@@ -157,23 +155,13 @@ class GradientMethod(Method[GradientModel]):
     feedback_sync: int = parameter(
         1, "Rounds for which backward weights stay those of the first of them.", least=1, group=FEEDBACK
     )
-    feedback_first: bool = parameter(
-        False,
-        "Let the first layer be chosen too.",
-        group=FEEDBACK,
-    )
+    feedback_first: bool = parameter(False, "Let the first layer be chosen too.", group=FEEDBACK)
     feedback_sketch: int = parameter(
-        2048,
-        "Numbers sent of a larger update; 0: all.",
-        least=0,
-        group=FEEDBACK,
+        2048, "Numbers sent of a larger update; 0: all.", least=0, group=FEEDBACK
     )
     track: Literal["drift"] | None = parameter(None, "Measure drift: one more exchange a round.")
     shape: str | None = parameter(
-        None,
-        "Images as channels,height,width.",
-        metavar="C,H,W",
-        none="from the data",
+        None, "Images as channels,height,width.", metavar="C,H,W", none="from the data"
     )
     crop: int = parameter(0, "Black margin from which training images are cut.", least=0, group=IMAGES)
     flip: float = parameter(0.0, "Chance that a training image is mirrored.", least=0, most=1, group=IMAGES)
@@ -219,9 +207,14 @@ class GradientMethod(Method[GradientModel]):
         return bool(vars(type(self)).get("tensors_only", False))
 
     @property
+    def keeps(self) -> bool:
+        """Whether clients keep a `state` with these parameters."""
+        return self.keeps_state
+
+    @property
     def stateful(self) -> bool:
-        """Whether clients of a run with these parameters keep something."""
-        return self.keeps_state or self.buffers == "local"
+        """Whether they keep that, or running statistics."""
+        return self.keeps or self.buffers == "local"
 
     @classmethod
     def trial(cls) -> Self:
@@ -317,7 +310,7 @@ class GradientMethod(Method[GradientModel]):
         """
 
     def state(self, group: ClientGroup, client: int) -> State | None:
-        """What a client keeps for its next exchange; None when nothing."""
+        """What a client keeps for its next exchange; None when nothing. Asked for where `keeps` says so."""
         return None
 
     def feedback_part(self, group: ClientGroup) -> Feedback | None:

@@ -132,17 +132,22 @@ class ClientGroup:
         """Names of the trained weights, in the order of `Step.weights`."""
         return self.learners.names
 
+    def weights_now(self) -> dict[str, Tensor]:
+        """The weights by name, with a client axis in a stack."""
+        return {n: weight.detach() for n, weight in zip(self.names, self.learners.weights, strict=True)}
+
     def weights_of(self, client: int) -> dict[str, Tensor]:
         """One client's weights by name."""
-        return {
-            name: (w[client] if self.learners.stacked else w).detach()
-            for name, w in zip(self.names, self.learners.weights, strict=True)
-        }
+        return self.client_of(self.weights_now(), client)
+
+    def nothing(self) -> dict[str, Tensor]:
+        """Zeros for every weight: the state of a client that takes part for the first time."""
+        return {name: torch.zeros_like(self.start[name]) for name in self.names}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Set these weights, by name, with a client axis in a stack."""
         with torch.no_grad():
-            for name, weight in zip(self.names, self.learners.weights, strict=True):
+            for name, weight in self.weights_now().items():
                 if name in values:
                     weight.copy_(values[name])
 
@@ -438,11 +443,8 @@ class ClientGroup:
         seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
         # A stack of networks is summed on its device: ten times a million weights stay there.
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
-        weights: dict[str, Any] = {
-            name: sent(weight)
-            for name, weight in zip(self.names, self.learners.weights, strict=True)
-            if name not in method.withheld(self)
-        }
+        stay = method.withheld(self)
+        weights: dict[str, Any] = {n: sent(w) for n, w in self.weights_now().items() if n not in stay}
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
@@ -467,7 +469,9 @@ class ClientGroup:
         if not self.method.stateful:
             return
         trained = self.steps[place] > 0
-        state = dict((self.method.state(self, place) if trained else self._states[place]) or {})
+        state = dict(self._states[place] or {})
+        if trained:
+            state = dict((self.method.state(self, place) if self.method.keeps else None) or {})
         if self.method.buffers == "local" and trained:
             state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         client = self.clients[place]

@@ -28,7 +28,6 @@ from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.container import with_prefix
 from fedsolve.federation.method import Laws, Term, Total
-from fedsolve.gradient.feddyn import nothing
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 from fedsolve.gradient.server_state import ServerState, Weights
 
@@ -65,7 +64,7 @@ class Scaffold(GradientMethod):
         return {f"control.{name}": total / server.clients for name, total in server.kept("controls").items()}
 
     def prepare(self, group: ClientGroup) -> None:
-        group.scratch["own"] = group.state("control", nothing(group))
+        group.scratch["own"] = group.state("control", group.nothing())
         common = {name: group.received[f"control.{name}"] for name in group.names}
         group.scratch["correction"] = {
             name: common[name] - group.scratch["own"][name] for name in group.names
@@ -93,7 +92,7 @@ class Scaffold(GradientMethod):
             own = group.client_of(group.scratch["own"], client)
             return {name: value - own[name] for name, value in group.scratch["fresh"][client].items()}
         if group.rate == 0:
-            return nothing(group)
+            return group.nothing()
         divisor = group.rate * effective_steps(int(group.steps[client]), self.momentum, self.nesterov)
         return {
             name: (group.start[name] - weight) / divisor - group.received[f"control.{name}"]
@@ -121,7 +120,7 @@ def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
     """
     network = group.whole(client)
     weights = dict(network.named_parameters())
-    total = nothing(group)
+    total = group.nothing()
     given, first = group.rows.weights[client], 0
     with torch.enable_grad():
         for inputs, targets in group.rows.of(client):
