@@ -99,13 +99,6 @@ def _sigmoid(x: Array, scratch: Array) -> None:
 
 
 ACTIVATIONS: dict[str, Kernel] = {
-    "none": _none,
-    "gelu": _gelu,
-    "gelu_erf": _gelu_erf,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "tanh": _tanh,
-    "hardswish": _hardswish,
-    "softshrink": _softshrink,
-    "sigmoid": _sigmoid,
+    kernel.__name__.removeprefix("_"): kernel
+    for kernel in (_none, _gelu, _gelu_erf, _relu, _leaky_relu, _tanh, _hardswish, _softshrink, _sigmoid)
 }

@@ -40,7 +40,8 @@ def check(method: GradientMethod) -> None:
         ),
         (
             method.one_shot and method.rounds != 1,
-            f"{name} takes one round of long local training; got rounds={method.rounds}. Raise epochs.",
+            f"{name} takes one round of long local training; got rounds={method.rounds}. Raise epochs "
+            "instead.",
         ),
         (
             method.one_shot and chosen,

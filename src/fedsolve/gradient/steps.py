@@ -109,10 +109,8 @@ class Step:
 
     def received(self) -> list[Tensor]:
         """The weights received, as a list that fits `weights`."""
-        start, stacked = self.group.start, self.group.learners.stacked
-        if not stacked:
-            return [start[name] for name in self.group.names]
-        return [start[n].expand_as(w) for n, w in zip(self.group.names, self.weights, strict=True)]
+        start, names = self.group.start, self.group.names
+        return [start[name].expand_as(w) for name, w in zip(names, self.weights, strict=True)]
 
     def away(self) -> list[Tensor]:
         """How far the weights are from those received: w - W."""
