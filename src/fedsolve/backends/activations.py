@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from scipy.special import erf, expit
@@ -19,9 +20,7 @@ Kernel = Callable[[Array, Array], None]
 
 def activate(name: str, values: Array) -> Array:
     """Apply the activation `name` to a contiguous array in place and return it."""
-    if name not in ACTIVATIONS:
-        raise DataError(f"unknown activation '{name}'; choose one of {', '.join(ACTIVATIONS)}.")
-    kernel = ACTIVATIONS[name]
+    kernel = known(name, ACTIVATIONS)
     if name == "none":
         return values
     flat = values.reshape(-1)
@@ -30,6 +29,13 @@ def activate(name: str, values: Array) -> Array:
         block = flat[start : start + _BLOCK]
         kernel(block, scratch[: block.size])
     return values
+
+
+def known(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The entry of this name in a table of activations."""
+    if name not in table:
+        raise DataError(f"unknown activation '{name}'; choose one of {', '.join(table)}.")
+    return table[name]
 
 
 def _none(x: Array, scratch: Array) -> None:
@@ -93,13 +99,6 @@ def _sigmoid(x: Array, scratch: Array) -> None:
 
 
 ACTIVATIONS: dict[str, Kernel] = {
-    "none": _none,
-    "gelu": _gelu,
-    "gelu_erf": _gelu_erf,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "tanh": _tanh,
-    "hardswish": _hardswish,
-    "softshrink": _softshrink,
-    "sigmoid": _sigmoid,
+    kernel.__name__.removeprefix("_"): kernel
+    for kernel in (_none, _gelu, _gelu_erf, _relu, _leaky_relu, _tanh, _hardswish, _softshrink, _sigmoid)
 }

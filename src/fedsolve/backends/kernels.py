@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, eigh, svd
@@ -36,6 +36,12 @@ _SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1024, 12
 """From this width on, and up to so many columns, systems are factored sooner than eigenvectors are found."""
 
 
+class Functions(Protocol):
+    """Functions that numpy and torch call alike."""
+
+    def __getattr__(self, name: str) -> Callable[..., Array]: ...
+
+
 class Kernels:
     """The kernels of one device: those of the host, in numpy. Other backends override them.
 
@@ -45,6 +51,8 @@ class Kernels:
     """
 
     device = "cpu"
+    _library: Functions = cast(Any, np)
+    _expit = staticmethod(expit)
 
     # -- to and from the host --------------------------------------------------------------------------------
 
@@ -89,13 +97,14 @@ class Kernels:
 
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """left @ right"""
-        return np.asarray(np.matmul(left, right, out=out))
+        return self._library.matmul(left, right, out=out)
 
     def affine(self, rows: Array, weight: Array, bias: Array, out: Array | None = None) -> Array:
         """rows @ weight + bias"""
-        out = np.matmul(rows, weight, out=out)
-        out += bias
-        return out
+        # Not addmm, for which cuBLAS has slower kernels: on an H200 half as fast.
+        product = self.matmul(rows, weight, out)
+        product += bias
+        return product
 
     def add_matmul(self, left: Array, right: Array, out: Array, scratch: Array | None = None) -> None:
         """out += left @ right; scratch has the shape of out."""
@@ -162,15 +171,15 @@ class Kernels:
 
     def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         """values where the condition holds."""
-        return np.where(condition, values, otherwise)
+        return self._library.where(condition, values, otherwise)
 
     def beside(self, *parts: Array) -> Array:
         """Columns of all, the first before the others."""
-        return np.hstack(parts)
+        return self._library.hstack(parts)
 
     def stacked(self, parts: Sequence[Array]) -> Array:
         """Arrays of one shape, one after the other along a new first axis."""
-        return np.stack(parts)
+        return self._library.stack(list(parts))
 
     def row_squares(self, rows: Array) -> Array:
         """|x|² of every row: (rows, 1)."""
@@ -178,23 +187,24 @@ class Kernels:
 
     def exp_product(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """exp(left @ rightᵀ)"""
-        out = np.matmul(left, right.T, out=out)
-        return np.asarray(np.exp(out, out=out))
+        product = self.matmul(left, right.T, out)
+        return self._library.exp(product, out=product)
 
     def likelihood(self, scores: Array, targets: Array) -> tuple[Array, Array, Array]:
         """Probabilities (rows, columns), losses (rows,), and whether the right class alone scores highest.
 
         One column of scores means two classes, of which it is the second's; targets are one-hot rows.
         """
+        of = self._library
         if scores.shape[1] == 1:
-            margin = np.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
-            return expit(scores), np.logaddexp(0.0, -margin), margin > 0
-        own = np.sum(scores * targets, axis=1)
-        top = np.max(scores, axis=1)
-        raised = np.exp(scores - top[:, None])
-        whole = np.sum(raised, axis=1)
-        others = np.where(targets > 0, -np.inf, scores).max(axis=1)
-        return raised / whole[:, None], np.log(whole) + (top - own), own > others
+            margin = of.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
+            return self._expit(scores), of.logaddexp(of.zeros_like(margin), -margin), margin > 0
+        own = of.sum(scores * targets, axis=1)
+        top = of.amax(scores, axis=1)
+        raised = of.exp(scores - top[:, None])
+        whole = of.sum(raised, axis=1)
+        others = of.amax(of.where(targets > 0, -np.inf, scores), axis=1)
+        return raised / whole[:, None], of.log(whole) + (top - own), own > others
 
     def add_diagonal(self, matrix: Array, number: float) -> None:
         """matrix += number I, in place."""

@@ -30,9 +30,7 @@ class InvertedFactors:
     """Factors of the library, inverted: a solution is then two products for all systems."""
 
     def __init__(self, systems: Any) -> None:
-        factors, info = torch.linalg.cholesky_ex(systems)
-        least = factors.diagonal(dim1=1, dim2=2).square().amin()
-        self.least_pivot = torch.where((info == 0).all(), least, -torch.ones_like(least))
+        factors, self.least_pivot = _by_library(systems)
         self._inverses = inverted(factors)
 
     def solve(self, right: Any) -> Any:
@@ -42,10 +40,7 @@ class InvertedFactors:
 
 
 def inverted(factors: Any) -> Any:
-    """The inverses of lower triangles: of blocks of the diagonal first, then of ever larger ones.
-
-    The inverse of [A 0; B C] is [A' 0; -C'BA' C'], with A' and C' the inverses of A and C.
-    """
+    """The inverses of lower triangles: of blocks of the diagonal first, then of ever larger ones."""
     count, width, _ = factors.shape
     size = _BLOCK
     while size < width:
@@ -61,12 +56,25 @@ def inverted(factors: Any) -> Any:
     while half < size:
         first, last = inverses[0::2], inverses[1::2]
         below = _diagonal_blocks(padded, 2 * half)[:, half:, :half]
-        joined = torch.zeros((len(first), 2 * half, 2 * half), dtype=factors.dtype, device=factors.device)
-        joined[:, :half, :half] = first
-        joined[:, half:, half:] = last
-        joined[:, half:, :half] = -(last @ (below @ first))
-        inverses, half = joined, 2 * half
+        inverses, half = _joined(first, below, last), 2 * half
     return inverses[:, :width, :width]
+
+
+def _joined(first: Any, below: Any, last: Any) -> Any:
+    """The inverse of [A 0; B C] from those of A and C, A' and C': [A' 0; -C'BA' C']."""
+    half, width = first.shape[1], first.shape[1] + last.shape[1]
+    joined = torch.zeros((len(first), width, width), dtype=first.dtype, device=first.device)
+    joined[:, :half, :half] = first
+    joined[:, half:, half:] = last
+    joined[:, half:, :half] = -(last @ (below @ first))
+    return joined
+
+
+def _by_library(systems: Any) -> tuple[Any, Any]:
+    """The library's factors, and the least square of their diagonals; -1 where one has no factor."""
+    factors, info = torch.linalg.cholesky_ex(systems)
+    least = factors.diagonal(dim1=1, dim2=2).square().amin()
+    return factors, torch.where((info == 0).all(), least, -torch.ones_like(least))
 
 
 def _diagonal_blocks(matrices: Any, size: int) -> Any:
@@ -83,20 +91,15 @@ def _inverse_factor(systems: Any, pivots: list[Any]) -> Any:
     """
     width = systems.shape[1]
     if width <= _SMALL:
-        factor, info = torch.linalg.cholesky_ex(systems)
-        least = factor.diagonal(dim1=1, dim2=2).square().amin()
-        pivots.append(torch.where((info == 0).all(), least, -torch.ones_like(least)))
+        factor, least = _by_library(systems)
+        pivots.append(least)
         unit = torch.eye(width, dtype=factor.dtype, device=factor.device)
         return torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
     half = width // 2
     first = _inverse_factor(systems[:, :half, :half], pivots)
     below = systems[:, half:, :half] @ first.mT
     last = _inverse_factor(torch.baddbmm(systems[:, half:, half:], below, below.mT, alpha=-1.0), pivots)
-    joined = torch.zeros_like(systems)
-    joined[:, :half, :half] = first
-    joined[:, half:, half:] = last
-    joined[:, half:, :half] = -(last @ (below @ first))
-    return joined
+    return _joined(first, below, last)
 
 
 class BlockFactors:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dpocon
 
 from fedsolve.arrays import HALVES, philox_normals, philox_uniforms
-from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.activations import known
 from fedsolve.backends.devices import torch_type, triton_works
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.backends.torch_factors import factored, inverted
 from fedsolve.backends.torch_replays import Replays
-from fedsolve.errors import DataError
 from fedsolve.threads import blas_threads, run_beside
 
 Tensor = Any
@@ -36,9 +35,26 @@ _REPLAYED = 1024
 _SHARE = 0.6
 """Of the device's free memory, what clients may keep there; chunks and sums need the rest."""
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda values: values,
+    "gelu": partial(torch.ops.aten.gelu_, approximate="tanh"),
+    "gelu_erf": torch.ops.aten.gelu_,
+    "relu": torch.relu_,
+    "leaky_relu": torch.nn.functional.leaky_relu_,
+    "tanh": torch.tanh_,
+    # Not torch's own, whose sixth has float32's digits on a GPU.
+    "hardswish": lambda values: values.mul_((values + 3.0).clamp_(0.0, 6.0)).div_(6.0),
+    "softshrink": lambda values: values.sub_(values.clamp(-0.5, 0.5)),
+    "sigmoid": torch.sigmoid_,
+}
+"""The activations in place, by the names of `activations.ACTIVATIONS`."""
+
 
 class TorchKernels(Kernels):
     """Arrays are tensors of one device."""
+
+    _library = cast(Any, torch)
+    _expit = staticmethod(torch.sigmoid)
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -83,13 +99,6 @@ class TorchKernels(Kernels):
     def threads(self, limit: int | None) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.matmul(left, right, out=out)
-
-    def affine(self, rows: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-        # Not addmm, for which cuBLAS has slower kernels: on an H200 half as fast.
-        return torch.matmul(rows, weight, out=out).add_(bias)
-
     def add_matmul(self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         out.addmm_(left, right)
 
@@ -113,26 +122,7 @@ class TorchKernels(Kernels):
         return torch.triu(matrix) + torch.triu(matrix, 1).T
 
     def activate(self, name: str, values: Tensor) -> Tensor:
-        if name not in ACTIVATIONS:
-            raise DataError(f"unknown activation '{name}'; choose one of {', '.join(ACTIVATIONS)}.")
-        if name == "gelu":
-            torch.ops.aten.gelu_(values, approximate="tanh")
-        elif name == "gelu_erf":
-            torch.ops.aten.gelu_(values)
-        elif name == "relu":
-            values.relu_()
-        elif name == "leaky_relu":
-            torch.nn.functional.leaky_relu_(values, 0.01)
-        elif name == "tanh":
-            values.tanh_()
-        elif name == "hardswish":
-            # Not torch's own, whose sixth has float32's digits on a GPU.
-            values.mul_((values + 3.0).clamp_(0.0, 6.0)).div_(6.0)
-        elif name == "softshrink":
-            values -= values.clamp(-0.5, 0.5)
-        elif name == "sigmoid":
-            values.sigmoid_()
-        return values
+        return known(name, _ACTIVATIONS)(values)
 
     def one_hot(self, codes: Tensor, outputs: int, dtype: Any = np.float64) -> Tensor:
         values = torch.zeros((len(codes), outputs), dtype=_type(dtype), device=self._place)
@@ -171,31 +161,8 @@ class TorchKernels(Kernels):
 
         return taken
 
-    def where(self, condition: Tensor, values: Tensor, otherwise: float) -> Tensor:
-        return torch.where(condition, values, otherwise)
-
-    def beside(self, *parts: Tensor) -> Tensor:
-        return torch.hstack(parts)
-
-    def stacked(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts))
-
     def row_squares(self, rows: Tensor) -> Tensor:
         return (rows**2).sum(dim=1, keepdim=True)
-
-    def exp_product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.matmul(left, right.T, out=out).exp_()
-
-    def likelihood(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if scores.shape[1] == 1:
-            margin = torch.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
-            return scores.sigmoid(), torch.logaddexp(torch.zeros_like(margin), -margin), margin > 0
-        own = (scores * targets).sum(dim=1)
-        top = scores.amax(dim=1)
-        raised = (scores - top[:, None]).exp_()
-        whole = raised.sum(dim=1)
-        others = scores.masked_fill(targets > 0, -torch.inf).amax(dim=1)
-        return raised / whole[:, None], whole.log() + (top - own), own > others
 
     def add_diagonal(self, matrix: Tensor, number: float) -> None:
         matrix.diagonal().add_(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,13 +30,8 @@ TOGETHER = 25
 
 def _together(request: Request, chain: Chain, device: str) -> int:
     opening = (chain.blocks or request.blocks)[0].note["opening"]
-    method = method_of(opening)
-    return TOGETHER if method.trains_together(opening["features"], opening["outputs"], device) else 1
-
-
-def method_of(opening: Mapping[str, Any]) -> GradientMethod:
     method: GradientMethod = registry.method_of(opening)
-    return method
+    return TOGETHER if method.trains_together(opening["features"], opening["outputs"], device) else 1
 
 
 @group_step(KIND, _together)
@@ -45,7 +40,7 @@ def answer_training(
 ) -> list[Term]:
     """Local training of a group of clients from the weights received: weight * w and weight of each."""
     opening = memories[0].chain.opening
-    method = method_of(opening)
+    method: GradientMethod = registry.method_of(opening)
     for client in clients:
         if client.width != opening["features"]:
             raise DataError(

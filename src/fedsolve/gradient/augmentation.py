@@ -135,12 +135,10 @@ def check_parameters(method: GradientMethod) -> None:
             "pixel_mean and pixel_deviation go together; got "
             f"{method.pixel_mean!r} and {method.pixel_deviation!r}."
         )
-    for name in ("pixel_mean", "pixel_deviation"):
-        text = getattr(method, name)
-        if text is not None and name == "pixel_deviation" and min(_numbers(text, name)) <= 0:
-            raise DataError(f"pixel_deviation must be positive; got {text!r}.")
-        if text is not None:
-            _numbers(text, name)
+    if method.pixel_mean is not None and method.pixel_deviation is not None:
+        _numbers(method.pixel_mean, "pixel_mean")
+        if min(_numbers(method.pixel_deviation, "pixel_deviation")) <= 0:
+            raise DataError(f"pixel_deviation must be positive; got {method.pixel_deviation!r}.")
 
 
 def _numbers(text: Any, name: str) -> list[float]:
@@ -169,10 +167,9 @@ def _image_shape(
     """The shape of the images in the rows; heads take them flat, and then the shape must be given."""
     if taken is not None:
         return taken
-    sizes = tuple(shape or ())
-    if len(sizes) != 3 or math.prod(sizes) != features:
+    if shape is None:
         raise DataError(
             "crop, flip, pixel_mean and pixel_deviation are for images. Give shape (channels,height,width) "
             f"where a network takes rows of pixels ({features} of them here), or leave these parameters out."
         )
-    return sizes[0], sizes[1], sizes[2]
+    return networks.checked_shape(shape, features)

@@ -67,7 +67,7 @@ class GroupRows:
         """Whether rows of a client count by weights."""
         return any(given is not None for given in self.weights)
 
-    def of(self, client: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def of(self, client: int, rows: int = 2048) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows of a client in their order, at most `rows` at a time: inputs and targets."""
         for first in range(0, int(self.sizes[client]), rows):
             numbers = self.stored.numbers[client][first : first + rows]

@@ -56,22 +56,16 @@ class FedALA(PersonalMethod):
     )
 
     @property
-    def stateful(self) -> bool:
-        return self._merges or self.buffers == "local"
-
-    @property
-    def _merges(self) -> bool:
+    def keeps(self) -> bool:
         return self.merge_rate != 0 and self.merge_tensors != 0
 
     def prepare(self, group: ClientGroup) -> None:
-        if self._merges:
+        if self.keeps:
             group.scratch["merge"] = merge = Merge(self, group)
             merge.learn()
             merge.put()
 
-    def state(self, group: ClientGroup, client: int) -> State | None:
-        if not self._merges:
-            return None
+    def state(self, group: ClientGroup, client: int) -> State:
         merge: Merge = group.scratch["merge"]
         mixture = {name: group.client_of(merge.mixture, client)[name] for name in merge.names}
         named = {f"{OWN}.{name}": group.weights_of(client)[name] for name in merge.names}
@@ -79,7 +73,7 @@ class FedALA(PersonalMethod):
         return arrays_of(named) | {LEARNT: np.array(int(merge.learnt[client]))}
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        if state is None or not self._merges or len(data) == 0:
+        if state is None or not self.keeps or len(data) == 0:
             return PersonalGradientModel.of(model, {}, kept(state))
         with alone(self, model, data, state) as group:
             self.prepare(group)
@@ -119,7 +113,7 @@ class Merge:
         if not active.any():
             return
         plans = [self._plan(client) if active[client] else [] for client in range(len(active))]
-        part = self._group.again(self._method, self._start() | self._theta(), plans=plans)
+        part = self._group.again(self._method, self._group.weights_now() | self._theta(), plans=plans)
         seen: list[list[float]] = [[] for _ in active]
         while active.any():
             losses = self._pass(part, active)
@@ -134,10 +128,8 @@ class Merge:
         """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
         rate, count = self._method.merge_rate, len(self.names)
         per_step = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
-        away = self._away
-        if part.learners.stacked:
-            mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
-            away = [distance * mask.reshape(-1, *[1] * (distance.dim() - 1)) for distance in away]
+        mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
+        away = [distance * part.learners.spread(mask, distance) for distance in self._away]
         for number in range(int(part.steps.max())):
             step = Step(part, number, len(active))
             losses = step.cross_entropy(step.forward().logits)
@@ -163,24 +155,15 @@ class Merge:
         parts = zip(self.names, self._own, self._away, strict=True)
         return {name: torch.addcmul(own, away, self.mixture[name]) for name, own, away in parts}
 
-    def _start(self) -> dict[str, Tensor]:
-        """What was received, with a client axis in a stack."""
-        group = self._group
-        if not group.learners.stacked:
-            return group.start
-        clients = len(group.clients)
-        return {name: group.start[name].expand(clients, *group.start[name].shape) for name in group.names}
-
     def put(self) -> None:
         """Let the clients that have a mixture start from it; the others start from what they received."""
         group = self._group
         if not self._differs.any():
             return
         differs = torch.as_tensor(self._differs, device=group.device)
-        weights = dict(zip(group.names, group.learners.weights, strict=True))
-        with torch.no_grad():
-            for name, theta in self._theta().items():
-                if group.learners.stacked:
-                    weights[name][differs] = theta[differs]
-                else:
-                    weights[name].copy_(theta)
+        weights = group.weights_now()
+        for name, theta in self._theta().items():
+            if group.learners.stacked:
+                weights[name][differs] = theta[differs]
+            else:
+                weights[name].copy_(theta)

@@ -25,18 +25,18 @@ One that never took part has no head: it first trains as in a round, and sends n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 
 from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.batches import steps_per_epoch
-from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, parameter, register
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now, train_alone
-from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now
+from fedsolve.gradient.prototypes import class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
 LEAST = 1e-30
@@ -53,16 +53,13 @@ class FedAS(PersonalMethod):
 
     keeps_state = True
     shares_a_predictor = False
+    stays = "classifier"
 
     alignment_epochs: int = parameter(
         1, "Passes over the rows before training that fit the base to the prototypes; 0 is none.", least=0
     )
     alignment_rate: float = parameter(0.01, "Learning rate of these passes, plain SGD.", least=0)
     fisher: bool = parameter(True, "Clients count by their Fisher traces; otherwise by --weighting.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_stays("FedAS", "classifier", self)
 
     # -- the client's side ------------------------------------------------------------------------
 
@@ -96,20 +93,19 @@ class FedAS(PersonalMethod):
             group.scratch["traces"] = fisher_traces(group)
         return max(float(group.scratch["traces"][client]), LEAST)
 
-    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in head_names(group):
-            del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
+    def withheld(self, group: ClientGroup) -> list[str]:
+        return head_names(group)
 
     def state(self, group: ClientGroup, client: int) -> State:
         return group.snapshot(client, PREVIOUS, STATISTICS)
 
     # -- a client's own model ---------------------------------------------------------------------
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PersonalGradientModel:
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         if len(data) == 0:
             return PersonalGradientModel.of(model, {}, kept(state))
         if state is None:
-            return PersonalGradientModel.of(model, *train_alone(self, model, data))
+            return super().personal(model, data, state)
         with alone(self, model, data, state) as group:
             self.prepare(group)
             return PersonalGradientModel.of(model, *now(group))
@@ -146,21 +142,13 @@ def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def _first_epoch(group: ClientGroup) -> Iterator[Step]:
-    """The batches of the round's first epoch, with the networks in eval mode while they are used."""
+    """The batches of the round's first epoch.
+
+    A single network is in eval mode meanwhile: no running statistics move, no dropout draws.
+    """
     lengths = np.minimum(steps_per_epoch(group.method, group.sizes, group.least), group.steps)
-    with _evaluating(group):
+    with ExitStack() as stack:
+        if isinstance(group.learners, SingleNetwork):
+            stack.callback(group.learners.network.eval().train)
         for number in range(int(lengths.max(initial=0))):
             yield Step(group, number, int(np.sum(lengths > number)))
-
-
-@contextmanager
-def _evaluating(group: ClientGroup) -> Iterator[None]:
-    """A single network in eval mode: no running statistics move, no dropout draws."""
-    if not isinstance(group.learners, SingleNetwork):
-        yield
-        return
-    network = group.learners.network.eval()
-    try:
-        yield
-    finally:
-        network.train()

@@ -7,7 +7,9 @@ and sends nothing. Clients keep nothing during the run, so one that never took p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedprox import FedProx
@@ -19,6 +21,11 @@ from fedsolve.gradient.personalised import PersonalMethod, train_alone
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(PersonalMethod):
     """Fine-tuning after any run."""
+
+    travels: ClassVar[Mapping[str, str]] = {
+        **PersonalMethod.travels,
+        "up": "rows * weights and rows; of the fine-tuning, nothing",
+    }
 
     fine_epochs: int = parameter(
         1, "Passes over a client's rows after the run; 0 leaves the global model as it is.", least=0
@@ -32,20 +39,12 @@ class FineTuning(PersonalMethod):
         return PersonalGradientModel.of(model, *tuned)
 
 
-@register(
-    key="fedavg-ft",
-    paper="McMahan et al., AISTATS 2017, with local fine-tuning",
-    up="rows * weights and rows; of the fine-tuning, nothing",
-)
+@register(key="fedavg-ft", paper="McMahan et al., AISTATS 2017, with local fine-tuning")
 class FedAvgFT(FineTuning):
     """FedAvg-FT: FedAvg, then every client fine-tunes a copy of the model."""
 
 
-@register(
-    key="fedprox-ft",
-    paper="Li et al., MLSys 2020, with local fine-tuning",
-    up="rows * weights and rows; of the fine-tuning, nothing",
-)
+@register(key="fedprox-ft", paper="Li et al., MLSys 2020, with local fine-tuning")
 class FedProxFT(FineTuning, FedProx):
     """FedProx-FT: FedProx, then every client fine-tunes a copy of the model."""
 

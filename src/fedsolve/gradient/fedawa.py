@@ -22,16 +22,9 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import with_prefix
+from fedsolve.gradient import server_state
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
-from fedsolve.gradient.server_state import (
-    ServerState,
-    Weights,
-    gathered,
-    set_apart,
-    trained,
-    weight_of,
-    weighted_mean,
-)
+from fedsolve.gradient.server_state import ServerState, Weights
 
 BETAS = (0.5, 0.999)
 EPSILON = 1e-8
@@ -51,25 +44,25 @@ class FedAWA(GradientMethod):
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         apart = [name for name in term.arrays if name.startswith(("w.", "b."))]
-        set_apart(term, group.clients[client], apart)
+        server_state.set_apart(term, group.clients[client], apart)
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
-        clients = trained(total)
-        parts = gathered(total, "own")
+        clients = server_state.trained(total)
+        parts = server_state.gathered(total, "own")
         base, moved = self._logits(server, total, clients)
         if self.server_rate > 0:
             moved = learned(base, moved, mean, parts, self.server_rate, self.server_steps)
         server.memory |= {f"T@{client}": np.array(t) for client, t in zip(clients, moved, strict=True)}
         # With T as it began this is n_i * 1 exactly: FedAvg to the last bit.
         shares = dict(zip(clients, (base * np.exp(moved)).tolist(), strict=True))
-        average = weighted_mean(parts, shares)
+        average = server_state.weighted_mean(parts, shares)
         server.aggregated = with_prefix(average, "w.")
         server.weights = mean | server.aggregated
         server.buffers |= with_prefix(average, "b.")
 
     def _logits(self, server: ServerState, total: Total, clients: list[str]) -> tuple[Array, Array]:
         """exp of each T as it began, up to a factor that softmax ignores, and how far T has moved since."""
-        sizes = np.array([weight_of(total, client) for client in clients])
+        sizes = np.array([server_state.weight_of(total, client) for client in clients])
         moved = np.array([float(server.memory.get(f"T@{client}", np.zeros(()))) for client in clients])
         if self.server_start == "log":
             return sizes, moved

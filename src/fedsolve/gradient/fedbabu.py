@@ -12,26 +12,23 @@ from __future__ import annotations
 from typing import Literal
 
 from fedsolve.gradient.fedavg_ft import FineTuning
-from fedsolve.gradient.gradient_method import ClientGroup, Term, parameter, register
-from fedsolve.gradient.prototypes import check_hidden, head_names
+from fedsolve.gradient.gradient_method import ClientGroup, parameter, register
+from fedsolve.gradient.prototypes import head_names
 
 
 @register(paper="Oh, Kim, Yun, ICLR 2022", up="rows * body weights and rows; of the fine-tuning, nothing")
 class FedBABU(FineTuning):
     """FedBABU: a body under a classifier that nobody trains, then fine-tuning at every client."""
 
+    hidden = "trains those as the body"
+
     network: str = parameter("mlp:256", "Its hidden layers are the body; linear has none.")
     fine_part: Literal["all", "head", "body"] = parameter("all", "What fine-tuning moves.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_hidden("FedBABU", "trains those as the body", self)
 
     def moved(self, group: ClientGroup) -> list[str]:
         heads = head_names(group)
         part = self.fine_part if group.round >= self.rounds else "body"
         return [name for name in group.names if part == "all" or (name in heads) == (part == "head")]
 
-    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in head_names(group):
-            del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
+    def withheld(self, group: ClientGroup) -> list[str]:
+        return head_names(group)

@@ -31,7 +31,7 @@ class FedBN(OwnPart):
     def trial(cls) -> Self:
         return cls(network=f"{__name__}:{small_network.__name__}", rounds=2, batch=16)
 
-    def own_names(self, group: ClientGroup) -> list[str]:
+    def withheld(self, group: ClientGroup) -> list[str]:
         found: list[str] = []
         if isinstance(group.learners, SingleNetwork):
             layers = networks.batch_norms(group.learners.network)

@@ -42,8 +42,6 @@ from fedsolve.gradient.personalised import PersonalMethod, kept
 from fedsolve.gradient.prototypes import head_width
 from fedsolve.gradient.server_state import ServerState, Weights
 
-_ROWS = 2048
-
 
 @register(
     paper="Zhang et al., NeurIPS 2023",
@@ -86,11 +84,7 @@ class FedDBE(PersonalMethod):
             )
 
     @property
-    def stateful(self) -> bool:
-        return self._shifts or self.buffers == "local"
-
-    @property
-    def _shifts(self) -> bool:
+    def keeps(self) -> bool:
         return self.shift_rate != 0
 
     @property
@@ -104,20 +98,20 @@ class FedDBE(PersonalMethod):
 
     def _moves(self, group: ClientGroup) -> bool:
         """Whether shifts act and move in this round."""
-        return self._shifts and not self._discards(group.round)
+        return self.keeps and not self._discards(group.round)
 
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
         scratch, shape = group.scratch, (len(group.clients), head_width(group))
         scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
-        if self._shifts:
+        if self.keeps:
             known = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
             shifts = [np.zeros(shape[1]) if own is None else own for own in known]
             scratch["shift"] = torch.as_tensor(np.stack(shifts), dtype=group.dtype, device=group.device)
         if isinstance(group.learners, SingleNetwork):
             scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
-            if self._shifts and group.round == 0:
+            if self.keeps and group.round == 0:
                 _check_last(group)
 
     def losses(self, step: Step) -> Tensor:
@@ -185,14 +179,14 @@ class FedDBE(PersonalMethod):
             total += rows * group.scratch["mean"][client].double().cpu().numpy()
         else:
             with torch.no_grad():
-                for inputs, _ in group.rows.of(client, _ROWS):
+                for inputs, _ in group.rows.of(client):
                     total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
         term.arrays |= {"features": total, "feature_rows": np.array([rows])}
 
-    def state(self, group: ClientGroup, client: int) -> State | None:
-        if self._shifts and self._discards(group.round):
+    def state(self, group: ClientGroup, client: int) -> State:
+        if self._discards(group.round):
             return {"shift": np.zeros(head_width(group), dtype=self.precision)}
-        return {"shift": group.scratch["shift"][client].cpu().numpy().copy()} if self._shifts else None
+        return {"shift": group.scratch["shift"][client].cpu().numpy().copy()}
 
     # -- the server's side ------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device
 from fedsolve.federation.method import Request, Term, Total, opening_classes
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient import networks
-from fedsolve.gradient.answers import method_of
 from fedsolve.gradient.batches import rows_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, ServerState, parameter, register
 from fedsolve.gradient.slots import borrowed
@@ -110,7 +110,7 @@ def label_discrepancy(counts: Array) -> float:
 def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> Term:
     """Rows by weight (or 1, in a uniform mean) and label discrepancy; or a_i, if the request has the sums."""
     opening = memory.chain.opening
-    method = method_of(opening)
+    method = registry.method_of(opening)
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
     assert classes is not None

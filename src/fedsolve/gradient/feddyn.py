@@ -22,8 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_rows
-from fedsolve.backends.torch_later import Tensor, torch
-from fedsolve.errors import DataError
+from fedsolve.backends.torch_later import torch
 from fedsolve.federation.method import Laws, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient.fedprox import pull
@@ -42,6 +41,7 @@ class FedDyn(GradientMethod):
 
     laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
     keeps_state = True
+    alike = True
     reported = "aggregated"
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
@@ -53,31 +53,20 @@ class FedDyn(GradientMethod):
         False, "Divide alpha by a client's rows over the mean rows, as the authors' code does."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_uniform("FedDyn", self.weighting)
-
     def prepare(self, group: ClientGroup) -> None:
-        group.scratch["dual"] = group.state("dual", nothing(group))
+        group.scratch["dual"] = group.state("dual", group.nothing())
         if self.dynamic_by_rows:
             rows = torch.as_tensor(group.sizes, dtype=group.dtype, device=group.device)
             group.scratch["alpha"] = self.dynamic * group.received["mean_rows"] / rows.clamp_min(1)
 
     def edit(self, step: Step) -> None:
         if self.dynamic_by_rows:
-            away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
-            for gradient, distance in zip(step.gradients, away, strict=True):
-                gradient.add_(distance.mul_(self._alpha(step.group, step.active, distance)))
+            alpha = step.leading(step.group.scratch["alpha"])
+            for gradient, distance in zip(step.gradients, step.away(), strict=True):
+                gradient.add_(distance.mul_(step.group.learners.spread(alpha, distance)))
         else:
             pull(step, self.dynamic)
         torch._foreach_sub_(step.gradients, step.own(step.group.scratch["dual"]))
-
-    def _alpha(self, group: ClientGroup, active: int, like: Tensor) -> Tensor:
-        """alpha of the leading clients, in a shape that multiplies their weights."""
-        alpha: Tensor = group.scratch["alpha"]
-        if not group.learners.stacked:
-            return alpha[0]
-        return alpha[:active].reshape(-1, *[1] * (like.dim() - 1))
 
     def state(self, group: ClientGroup, client: int) -> State:
         dual = group.client_of(group.scratch["dual"], client)
@@ -117,14 +106,3 @@ class FedDyn(GradientMethod):
 def answer_rows(client: ClientData, request: Request, memory: Memory) -> Term:
     """How many rows a client has."""
     return Term({}, {"rows": len(client)})
-
-
-def check_uniform(title: str, weighting: str) -> None:
-    """Refuse weighting by size for an algorithm whose sums count all clients alike."""
-    if weighting != "uniform":
-        raise DataError(f"{title} counts all clients alike; weighting must be 'uniform', got {weighting!r}.")
-
-
-def nothing(group: ClientGroup) -> dict[str, Tensor]:
-    """Zeros for every weight: the state of a client that takes part for the first time."""
-    return {name: torch.zeros_like(group.start[name]) for name in group.names}

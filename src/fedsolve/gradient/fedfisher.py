@@ -25,7 +25,7 @@ import numpy as np
 from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import kfac
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
-from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
+from fedsolve.gradient.oneshot import contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
 
 _NUMBERS = 1 << 24
@@ -37,6 +37,7 @@ class _Fisher(GradientMethod):
     """Parameters of both forms."""
 
     takes_weights = False
+    one_shot = True
 
     rounds: int = 1
     epochs: int = 30
@@ -48,10 +49,6 @@ class _Fisher(GradientMethod):
         least=0,
     )
     floor: float = parameter(1e-6, least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_single_round(self)
 
     def labels(self, group: ClientGroup, client: int) -> kfac.Losses:
         return kfac.predicted_labels(self.draws, group.generator(client, "fisher"))

@@ -33,19 +33,12 @@ from fedsolve.backends.torch_later import F, Tensor, nn, torch
 from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
-from fedsolve.gradient import networks
+from fedsolve.gradient import networks, server_state
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.prototypes import head_names
-from fedsolve.gradient.server_state import (
-    ServerState,
-    Weights,
-    gathered,
-    set_apart,
-    trained,
-    weight_of,
-    weighted_mean,
-)
+from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.gradient.steps import row_losses
 
 GENERATED = 32
 """Generated rows in a step, the server's and a client's."""
@@ -130,14 +123,11 @@ class FedGen(GradientMethod):
         drawn, scales = step.drawn, step.group.scratch
         if "latent" in drawn:
             with_label = self._imagined(step, step.targets, drawn["latent"])
-            answers = F.log_softmax(with_label.detach(), dim=-1)
-            pull = F.kl_div(F.log_softmax(output.logits, dim=-1), answers, reduction="none", log_target=True)
-            losses = losses + scales["latent"] * step.mean(pull.sum(dim=-1))
+            losses = losses + scales["latent"] * step.divergence(output.logits, with_label.detach())
         if "teaching" in drawn:
             targets = drawn["labels"]
             answers = self._imagined(step, targets, drawn["teaching"])
-            lesson = F.cross_entropy(answers.flatten(0, 1), targets.flatten(), reduction="none")
-            losses = losses + scales["teaching"] * lesson.reshape(targets.shape).mean(dim=1)
+            losses = losses + scales["teaching"] * row_losses(answers, targets).mean(dim=1)
         return losses
 
     def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:
@@ -160,7 +150,7 @@ class FedGen(GradientMethod):
         if self._plain:
             return
         name = group.clients[client]
-        set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
+        server_state.set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
         term.arrays[f"labels@{name}"] = group.class_counts[client].double().cpu().numpy()
 
     # -- the server's side ------------------------------------------------------------------------
@@ -184,11 +174,13 @@ class FedGen(GradientMethod):
         if self._plain:
             server.weights = mean
             return
-        heads = gathered(total, "own")
-        head = weighted_mean(heads, {client: weight_of(total, client) for client in heads})
+        heads = server_state.gathered(total, "own")
+        head = server_state.weighted_mean(
+            heads, {client: server_state.weight_of(total, client) for client in heads}
+        )
         server.aggregated = server.aggregated | with_prefix(head, "w.")
         server.weights = mean | server.aggregated
-        counts = {client: total[f"labels@{client}"] for client in trained(total)}
+        counts = {client: total[f"labels@{client}"] for client in server_state.trained(total)}
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
         device = find_device(server.spec.device)
         with one_thread():
@@ -210,9 +202,7 @@ class FedGen(GradientMethod):
         for targets, noise in zip(*self._lessons(server, known, device), strict=True):
             features = generator(_generator_inputs(noise, targets, classes))
             logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
-            errors = F.cross_entropy(
-                logits.flatten(0, 1), targets.repeat_interleave(clients), reduction="none"
-            ).reshape(GENERATED, clients)
+            errors = row_losses(logits, targets[:, None].expand(-1, clients))
             loss = (trust[:, targets].mT * errors).sum(dim=1).mean()
             loss = loss + _diversity(noise, features)
             gradients = list(torch.autograd.grad(loss, parameters))

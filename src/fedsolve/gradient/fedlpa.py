@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from fedsolve.gradient import kfac
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
-from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
+from fedsolve.gradient.oneshot import contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
 
 
@@ -30,6 +30,7 @@ class FedLPA(GradientMethod):
     """FedLPA: one round, layer-wise Gaussian posteriors of the local models."""
 
     takes_weights = False
+    one_shot = True
     gathers = True
 
     rounds: int = 1
@@ -37,10 +38,6 @@ class FedLPA(GradientMethod):
     rate: float = 0.01
     momentum: float = 0.9
     damping: float = parameter(0.0316, "Added to the diagonal of both factors.", least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_single_round(self)
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         contribute_curvature(group, client, term, kfac.true_labels, self.damping)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import (
     ClientGroup,
     GradientMethod,
@@ -31,14 +30,7 @@ class FedNova(GradientMethod):
     """FedNova: every client's update divided by its number of local steps."""
 
     averages = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimiser != "sgd":
-            raise DataError(
-                f"FedNova must know how much each gradient counts, and does for 'sgd', with momentum or "
-                f"without; got optimiser {self.optimiser!r}."
-            )
+    sgd_alone = "must know how much each gradient counts, and does for 'sgd', with momentum or without"
 
     def weight(self, group: ClientGroup, client: int) -> float:
         return super().weight(group, client) / self._steps(group, client)

@@ -9,7 +9,7 @@ model received (W) and of the local one (w),
 
 from __future__ import annotations
 
-from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 
 
@@ -30,12 +30,9 @@ class FedNTD(GradientMethod):
         if self.distillation == 0:
             return losses
         known = step.group.scratch["reference"](step.inputs).logits
-        opinions, taught = (
-            F.log_softmax(not_true(values, step.targets) / self.temperature, dim=-1)
-            for values in (logits, known)
-        )
-        rows = F.kl_div(opinions, taught, reduction="none", log_target=True).sum(dim=-1)
-        return losses + self.distillation * self.temperature**2 * step.mean(rows)
+        opinions, taught = (not_true(values, step.targets) for values in (logits, known))
+        away = step.divergence(opinions, taught, self.temperature)
+        return losses + self.distillation * self.temperature**2 * away
 
 
 def not_true(logits: Tensor, targets: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, To
 from fedsolve.gradient.learners import NetworkOutput, SingleNetwork, load
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, alone, now
-from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.gradient.prototypes import class_means, head_names
 from fedsolve.gradient.server_state import ServerState, Weights
 
 OWN, STATISTICS = "own", "statistics"
@@ -59,6 +59,8 @@ class FedPCL(PersonalMethod):
     keeps_state = True
     shares_a_predictor = False
     gathers = True
+    hidden = "trains those as the projection"
+    stays = "network"
 
     network: str = parameter("mlp:256", "Its hidden layers are the projection; linear has none.")
     batch: int = 32
@@ -69,9 +71,6 @@ class FedPCL(PersonalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.network == "linear":
-            raise _without_projection(self.network)
-        check_stays("FedPCL", "network", self)
         if self.weighting != "size":
             raise DataError(
                 f"FedPCL takes no mean of the clients' weights, so weighting={self.weighting!r} would change "
@@ -83,7 +82,10 @@ class FedPCL(PersonalMethod):
     def prepare(self, group: ClientGroup) -> None:
         heads = head_names(group)
         if len(heads) == len(group.names):
-            raise _without_projection(self.network)
+            raise DataError(
+                f"FedPCL trains the layers before the last one, and network '{self.network}' has none to "
+                "train. Take hidden layers, such as network='mlp:256'."
+            )
         own = group.state(OWN, group.start)
         group.put({name: own[name] for name in group.names if name not in heads})
         if isinstance(group.learners, SingleNetwork):
@@ -127,8 +129,11 @@ class FedPCL(PersonalMethod):
         targets = step.targets[..., None, None].expand(*logs.shape[:3], 1)
         return losses + step.mean(-logs.gather(-1, targets).mean(dim=(2, 3)))
 
+    def withheld(self, group: ClientGroup) -> list[str]:
+        return group.names
+
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in [name for name in term.arrays if name.startswith(("w.", "b."))]:
+        for name in [name for name in term.arrays if name.startswith("b.")]:
             del term.arrays[name], term.factors[name]
         name, counts = group.clients[client], group.class_counts[client]
         term.arrays[f"prototypes@{name}"] = local_prototypes(group, client).double().cpu().numpy()
@@ -175,13 +180,6 @@ def local_prototypes(group: ClientGroup, client: int) -> Tensor:
     network = group.whole(client)
     return class_means(
         group, client, lambda inputs: F.normalize(networks.features_of(network, inputs)[0], dim=-1)
-    )
-
-
-def _without_projection(network: str) -> DataError:
-    return DataError(
-        f"FedPCL trains the layers before the last one, and network '{network}' has none to train. Take "
-        "hidden layers, such as network='mlp:256'."
     )
 
 

@@ -14,10 +14,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from fedsolve.federation.participant import ClientData
-from fedsolve.gradient.gradient_method import ClientGroup, State, Term, register
+from fedsolve.gradient.gradient_method import ClientGroup, State, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, kept, now
-from fedsolve.gradient.prototypes import check_stays, head_names
+from fedsolve.gradient.prototypes import head_names
 
 OWN = "own"
 
@@ -28,33 +28,26 @@ class OwnPart(PersonalMethod):
 
     keeps_state = True
     shares_a_predictor = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_stays(type(self).__name__, "part of its own", self)
+    stays = "part of its own"
 
     @abstractmethod
-    def own_names(self, group: ClientGroup) -> list[str]:
+    def withheld(self, group: ClientGroup) -> list[str]:
         """Names of the weights that stay."""
 
     def prepare(self, group: ClientGroup) -> None:
         own = group.state(OWN, group.start)
-        group.put({name: own[name] for name in self.own_names(group)})
-
-    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in self.own_names(group):
-            del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
+        group.put({name: own[name] for name in self.withheld(group)})
 
     def state(self, group: ClientGroup, client: int) -> State:
         weights = group.weights_of(client)
-        return arrays_of({f"{OWN}.{name}": weights[name] for name in self.own_names(group)})
+        return arrays_of({f"{OWN}.{name}": weights[name] for name in self.withheld(group)})
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PersonalGradientModel:
         if state is not None or len(data) == 0:
             return PersonalGradientModel.of(model, kept(state, OWN), kept(state))
         with alone(self, model, data) as group:
             group.train()
-            names, (weights, buffers) = self.own_names(group), now(group)
+            names, (weights, buffers) = self.withheld(group), now(group)
         own = {name: weights[name] for name in names}
         return PersonalGradientModel.of(model, own, buffers if self.buffers == "local" else {})
 
@@ -67,5 +60,5 @@ class OwnPart(PersonalMethod):
 class FedPer(OwnPart):
     """FedPer: a shared base under each client's own classifier."""
 
-    def own_names(self, group: ClientGroup) -> list[str]:
+    def withheld(self, group: ClientGroup) -> list[str]:
         return head_names(group)

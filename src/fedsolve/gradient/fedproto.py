@@ -33,7 +33,7 @@ from fedsolve.gradient.gradient_method import (
     parameter,
     register,
 )
-from fedsolve.gradient.prototypes import check_hidden, class_means
+from fedsolve.gradient.prototypes import class_means
 
 
 @register(
@@ -45,16 +45,13 @@ class FedProto(OwnPart):
     """FedProto: networks of each client's own, drawn to common class prototypes."""
 
     takes_weights = False
+    hidden = "compares their features"
 
     network: str = parameter("mlp:256", "Its hidden layers make the features; linear has none.")
     buffers: Literal["local"] = parameter("local", "Running statistics stay with the clients.")
     pull: float = parameter(1.0, "Strength of the pull to the prototypes (lambda).", least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_hidden("FedProto", "compares their features", self)
-
-    def own_names(self, group: ClientGroup) -> list[str]:
+    def withheld(self, group: ClientGroup) -> list[str]:
         return group.names
 
     def losses(self, step: Step) -> Tensor:
@@ -67,8 +64,6 @@ class FedProto(OwnPart):
         return losses + self.pull * step.mean(known * (output.features - targets).square().mean(dim=-1))
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        for name in [name for name in term.arrays if name.startswith(("w.", "b."))]:
-            del term.arrays[name], term.factors[name]
         forward = group.reference(group.start | group.weights_of(client), group.buffers_now())
         means = class_means(group, client, lambda inputs: forward(inputs[None]).features[0])
         counts = group.class_counts[client].double().cpu().numpy()

@@ -55,8 +55,5 @@ class FedProx(GradientMethod):
 
 def pull(step: Step, strength: float) -> None:
     """gradients += strength * (w - W)"""
-    if strength == 0:
-        return
-    weights = [weight.detach() for weight in step.weights]
-    away = torch._foreach_sub(weights, step.received())
-    torch._foreach_add_(step.gradients, away, alpha=strength)
+    if strength != 0:
+        torch._foreach_add_(step.gradients, step.away(), alpha=strength)

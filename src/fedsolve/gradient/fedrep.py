@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fedsolve.gradient.fedper import FedPer
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, parameter, register
 from fedsolve.gradient.personalised import as_method
-from fedsolve.gradient.prototypes import check_hidden, head_names
+from fedsolve.gradient.prototypes import head_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,18 @@ class _Head(GradientMethod):
 class FedRep(FedPer):
     """FedRep: in every round first each client's own classifier, then the shared base."""
 
+    hidden = "shares those as the base"
+
     network: str = parameter("mlp:256", "Its hidden layers are the base; linear has none.")
     head_epochs: int = parameter(10, "Passes over the rows that train the classifier.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_hidden("FedRep", "shares those as the base", self)
-
     def prepare(self, group: ClientGroup) -> None:
         super().prepare(group)
-        begun = dict(zip(group.names, (weight.detach() for weight in group.learners.weights), strict=True))
-        part = group.again(as_method(_Head, self, epochs=self.head_epochs, local_steps=None), begun)
+        method = as_method(_Head, self, epochs=self.head_epochs, local_steps=None)
+        part = group.again(method, group.weights_now())
         part.train()
         heads = head_names(group)
-        group.put({n: w for n, w in zip(part.names, part.learners.weights, strict=True) if n in heads})
+        group.put({name: weight for name, weight in part.weights_now().items() if name in heads})
 
     def moved(self, group: ClientGroup) -> list[str]:
         heads = head_names(group)

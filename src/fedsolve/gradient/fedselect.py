@@ -29,10 +29,8 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
-from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
-from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
+from fedsolve.gradient.personalised import PersonalMethod, arrays_of
 from fedsolve.gradient.server_state import ServerState, Weights
 
 OWN = "own"
@@ -76,8 +74,8 @@ class FedSelect(PersonalMethod):
             )
 
     @property
-    def stateful(self) -> bool:
-        return self.select_share != 0 or self.buffers == "local"
+    def keeps(self) -> bool:
+        return self.select_share != 0
 
     @property
     def recordable(self) -> bool:
@@ -86,7 +84,7 @@ class FedSelect(PersonalMethod):
 
     def _masked(self, round_: int) -> bool:
         """Whether any client may have entries of its own: the first selection ends a round, not the first."""
-        return self.select_share != 0 and round_ > self.select_every
+        return self.keeps and round_ > self.select_every
 
     def passes(self, round_: int) -> int:
         return 2 * self.epochs if self._masked(round_) else self.epochs
@@ -96,9 +94,8 @@ class FedSelect(PersonalMethod):
     def prepare(self, group: ClientGroup) -> None:
         if not self._masked(group.round):
             return
-        nothing = {name: torch.zeros_like(group.start[name]) for name in group.names}
-        own, before = group.state(OWN, group.start), group.state(MASK, nothing)
-        group.scratch["mask"] = group.state(CHOSEN, nothing)
+        own, before = group.state(OWN, group.start), group.state(MASK, group.nothing())
+        group.scratch["mask"] = group.state(CHOSEN, group.nothing())
         group.put({n: torch.where(before[n] != 0, own[n], group.start[n]) for n in group.names})
 
     def edit(self, step: Step) -> None:
@@ -111,8 +108,7 @@ class FedSelect(PersonalMethod):
             (step.number // np.maximum(1, a_pass)) % 2, dtype=group.dtype, device=group.device
         )
         for gradient, mask in zip(step.gradients, step.own(group.scratch["mask"]), strict=True):
-            kind = shared.reshape(-1, *[1] * (mask.dim() - 1)) if group.learners.stacked else shared[0]
-            gradient.mul_((mask - kind).abs_())
+            gradient.mul_((mask - group.learners.spread(shared, mask)).abs_())
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if "mask" not in group.scratch:
@@ -124,9 +120,7 @@ class FedSelect(PersonalMethod):
                 term.arrays[f"shared.{name}"] = shared.astype(np.uint8)
                 term.factors[f"shared.{name}"] = term.factors[f"w.{name}"]
 
-    def state(self, group: ClientGroup, client: int) -> State | None:
-        if self.select_share == 0:
-            return None
+    def state(self, group: ClientGroup, client: int) -> State:
         before = group.own_state(client) or {}
         weights = arrays_of(group.weights_of(client))
         names = [name for name in weights if selectable(name)]
@@ -146,9 +140,6 @@ class FedSelect(PersonalMethod):
         for prefix, arrays in ((OWN, weights), (MASK, masks), (CHOSEN, chosen), (ANCHOR, anchor)):
             state |= {f"{prefix}.{name}": arrays[name] for name in names}
         return state
-
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        return PersonalGradientModel.of(model, *train_alone(self, model, data, state))
 
     # -- the server's side ------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 from fedsolve.gradient.prototypes import head_names
@@ -55,23 +55,13 @@ class FedSOL(GradientMethod):
             super().gradients(step)
             return
         output = step.forward()
-        direction = step.differentiate(self._distance(step, output.logits))
+        known = step.group.scratch["reference"](step.inputs).logits
+        direction = step.differentiate(step.divergence(output.logits, known, TEMPERATURE))
         with torch.no_grad():
             self._scale(step, direction)
         with step.shifted(direction):
             super().gradients(step)
         step.output = output  # predictions are counted at w
-
-    def _distance(self, step: Step, logits: Tensor) -> Tensor:
-        """L_p of each client."""
-        known = step.group.scratch["reference"](step.inputs).logits
-        rows = F.kl_div(
-            F.log_softmax(logits / TEMPERATURE, dim=-1),
-            F.log_softmax(known / TEMPERATURE, dim=-1),
-            reduction="none",
-            log_target=True,
-        )
-        return step.mean(rows.sum(dim=-1))
 
     def _scale(self, step: Step, direction: list[Tensor]) -> None:
         """g_p becomes e, in place."""
@@ -81,7 +71,7 @@ class FedSOL(GradientMethod):
             for name, part in zip(step.group.names, direction, strict=True):
                 if (name in head) != (self.perturbed == "head"):
                     part.zero_()
-        away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
+        away = step.away()
         length = _lengths(direction, stacked)
         moved = (length >= LEAST) & (_lengths(away, stacked) > 0)
         factor = torch.where(moved, self.radius / (length + 1e-12), 0.0)

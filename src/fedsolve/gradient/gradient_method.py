@@ -2,7 +2,8 @@
 
 A round sends the weights down (`run`), lets every client of a cohort train (`answers`, `group`), and sums
 `weight * w` and `weight`. Client side: `prepare`, `moved`, `draw`, `losses`, `gradients`, `edit`,
-`state`. Server side: `outgoing`, `extras`, `update`. A method's file finds here what hooks are given.
+`withheld`, `contribute`, `state`. Server side: `outgoing`, `extras`, `update`. A method's file finds here
+what hooks are given.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, nn
-from fedsolve.errors import DataError
+from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Term as Term
 from fedsolve.federation.messages import Total as Total
 from fedsolve.federation.method import Laws as Laws
 from fedsolve.federation.method import Method, Spec
 from fedsolve.federation.states import State as State
-from fedsolve.gradient import augmentation, networks, optimisers
+from fedsolve.gradient import augmentation, networks, optimisers, refusals
 from fedsolve.gradient.feedback import HELD, Feedback
 from fedsolve.gradient.feedback import check_parameters as check_feedback
 from fedsolve.gradient.graphs import replays
@@ -79,6 +80,21 @@ class GradientMethod(Method[GradientModel]):
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
 
+    alike: ClassVar[bool] = False
+    """Whether its sums count all clients alike, so that weighting by size is refused."""
+
+    one_shot: ClassVar[bool] = False
+    """Whether it has one round."""
+
+    hidden: ClassVar[str] = ""
+    """What it does with hidden layers, if a network must have them, as the end of a sentence."""
+
+    sgd_alone: ClassVar[str] = ""
+    """Why local steps must be those of SGD, likewise."""
+
+    stays: ClassVar[str] = ""
+    """The part of a network that never leaves its client, if any (`withheld`)."""
+
     network: str = parameter(
         "linear",
         "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, with "
@@ -131,9 +147,7 @@ class GradientMethod(Method[GradientModel]):
         "global", "Backward weights; random is an ablation.", group=FEEDBACK
     )
     feedback_scaling: Literal["layer", "row", "none"] = parameter(
-        "layer",
-        "Whose norm the backward weights get.",
-        group=FEEDBACK,
+        "layer", "Whose norm the backward weights get.", group=FEEDBACK
     )
     feedback_route: Literal["layer", "direct"] = parameter(
         "layer", "direct is DFA, an ablation.", group=FEEDBACK
@@ -141,23 +155,13 @@ class GradientMethod(Method[GradientModel]):
     feedback_sync: int = parameter(
         1, "Rounds for which backward weights stay those of the first of them.", least=1, group=FEEDBACK
     )
-    feedback_first: bool = parameter(
-        False,
-        "Let the first layer be chosen too.",
-        group=FEEDBACK,
-    )
+    feedback_first: bool = parameter(False, "Let the first layer be chosen too.", group=FEEDBACK)
     feedback_sketch: int = parameter(
-        2048,
-        "Numbers sent of a larger update; 0: all.",
-        least=0,
-        group=FEEDBACK,
+        2048, "Numbers sent of a larger update; 0: all.", least=0, group=FEEDBACK
     )
     track: Literal["drift"] | None = parameter(None, "Measure drift: one more exchange a round.")
     shape: str | None = parameter(
-        None,
-        "Images as channels,height,width.",
-        metavar="C,H,W",
-        none="from the data",
+        None, "Images as channels,height,width.", metavar="C,H,W", none="from the data"
     )
     crop: int = parameter(0, "Black margin from which training images are cut.", least=0, group=IMAGES)
     flip: float = parameter(0.0, "Chance that a training image is mirrored.", least=0, most=1, group=IMAGES)
@@ -179,19 +183,7 @@ class GradientMethod(Method[GradientModel]):
         augmentation.check_parameters(self)
         optimisers.check_schedule(self)
         check_feedback(self)
-        if self.momentum and self.optimiser != "sgd":
-            raise DataError(
-                f"momentum ({self.momentum}) is of the optimiser sgd; {self.optimiser} has moments of its "
-                "own. Leave it out."
-            )
-        if self.nesterov and not self.momentum:
-            raise DataError("nesterov is a form of momentum; give momentum, such as 0.9.")
-        owner = next(kind for kind in type(self).__mro__ if "update" in vars(kind))
-        if self.server_step != 1 and not vars(owner).get("averages", False):
-            raise DataError(
-                f"server_step is for methods that take the mean of the clients' weights; "
-                f"{type(self).__name__} updates its weights in its own way. Leave it out."
-            )
+        refusals.check(self)
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:
@@ -215,9 +207,14 @@ class GradientMethod(Method[GradientModel]):
         return bool(vars(type(self)).get("tensors_only", False))
 
     @property
+    def keeps(self) -> bool:
+        """Whether clients keep a `state` with these parameters."""
+        return self.keeps_state
+
+    @property
     def stateful(self) -> bool:
-        """Whether clients of a run with these parameters keep something."""
-        return self.keeps_state or self.buffers == "local"
+        """Whether they keep that, or running statistics."""
+        return self.keeps or self.buffers == "local"
 
     @classmethod
     def trial(cls) -> Self:
@@ -302,6 +299,10 @@ class GradientMethod(Method[GradientModel]):
         """How much a client counts in the mean."""
         return float(group.counted[client]) if self.weighting == "size" else 1.0
 
+    def withheld(self, group: ClientGroup) -> list[str]:
+        """Names of the weights that clients do not send."""
+        return []
+
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         """Add to a client's term what this algorithm sums besides the weights.
 
@@ -309,7 +310,7 @@ class GradientMethod(Method[GradientModel]):
         """
 
     def state(self, group: ClientGroup, client: int) -> State | None:
-        """What a client keeps for its next exchange; None when nothing."""
+        """What a client keeps for its next exchange; None when nothing. Asked for where `keeps` says so."""
         return None
 
     def feedback_part(self, group: ClientGroup) -> Feedback | None:
@@ -318,7 +319,6 @@ class GradientMethod(Method[GradientModel]):
         if not layers:
             return None
         assert isinstance(group.learners, SingleNetwork)
-        held = {n.removeprefix(HELD): t for n, t in group.received.items() if n.startswith(HELD)}
         return Feedback(
             group.learners.network,
             layers,
@@ -326,7 +326,7 @@ class GradientMethod(Method[GradientModel]):
             scaling=self.feedback_scaling,
             route=self.feedback_route,
             seed=self.seed,
-            received=group.start | held,
+            received=group.start | with_prefix(group.received, HELD),
             held=self.feedback_sync > 1,
             in_place=replays(group.device),
         )

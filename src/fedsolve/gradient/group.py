@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsolve.arrays import Array, stream
 from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError, DivergenceError
 from fedsolve.federation.method import Request, Term, opening_classes
 from fedsolve.federation.participant import ClientData, Memory
@@ -110,17 +111,9 @@ class ClientGroup:
         self._lay_out([plans[k] for k in order])
         counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
         self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
-        self.received = {
-            name: self._tensor(array) for name, array in request.arrays.items() if not name.startswith("w.")
-        }
-        self.start = {
-            name.removeprefix("w."): self._tensor(array)
-            for name, array in request.arrays.items()
-            if name.startswith("w.")
-        }
-        self.buffers = {
-            name.removeprefix("b."): tensor for name, tensor in self.received.items() if name.startswith("b.")
-        }
+        tensors = {name: self._tensor(array) for name, array in request.arrays.items()}
+        self.start, self.buffers = with_prefix(tensors, "w."), with_prefix(tensors, "b.")
+        self.received = {name: tensor for name, tensor in tensors.items() if not name.startswith("w.")}
         since: Mapping[str, int] = request.note.get("since", {})
         tickets = {memory.name: ticket(self.run, memory.name) for memory in self.memories}
         self._since = {name: since[token] for name, token in tickets.items() if token in since}
@@ -139,17 +132,22 @@ class ClientGroup:
         """Names of the trained weights, in the order of `Step.weights`."""
         return self.learners.names
 
+    def weights_now(self) -> dict[str, Tensor]:
+        """The weights by name, with a client axis in a stack."""
+        return {n: weight.detach() for n, weight in zip(self.names, self.learners.weights, strict=True)}
+
     def weights_of(self, client: int) -> dict[str, Tensor]:
         """One client's weights by name."""
-        return {
-            name: (w[client] if self.learners.stacked else w).detach()
-            for name, w in zip(self.names, self.learners.weights, strict=True)
-        }
+        return self.client_of(self.weights_now(), client)
+
+    def nothing(self) -> dict[str, Tensor]:
+        """Zeros for every weight: the state of a client that takes part for the first time."""
+        return {name: torch.zeros_like(self.start[name]) for name in self.names}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Set these weights, by name, with a client axis in a stack."""
         with torch.no_grad():
-            for name, weight in zip(self.names, self.learners.weights, strict=True):
+            for name, weight in self.weights_now().items():
                 if name in values:
                     weight.copy_(values[name])
 
@@ -160,12 +158,8 @@ class ClientGroup:
         """
         states = {}
         for name in self.names:
-            parts = [
-                default[name]
-                if state is None or f"{prefix}.{name}" not in state
-                else self._tensor(state[f"{prefix}.{name}"])
-                for state in self._states
-            ]
+            kept = [(state or {}).get(f"{prefix}.{name}") for state in self._states]
+            parts = [default[name] if own is None else self._tensor(own) for own in kept]
             states[name] = torch.stack(parts) if self.learners.stacked else parts[0]
         return states
 
@@ -184,9 +178,8 @@ class ClientGroup:
 
     def own_buffers(self, prefix: str) -> dict[str, Tensor]:
         """The buffers `prefix.NAME` of a single network's client; what it started with where it kept none."""
-        state = self._states[0] or {}
-        own = {name: state[f"{prefix}.{name}"] for name in self.buffers if f"{prefix}.{name}" in state}
-        return self.buffers | {name: self._tensor(array) for name, array in own.items()}
+        own = with_prefix(self._states[0] or {}, f"{prefix}.")
+        return {n: self._tensor(own[n]) if n in own else buffer for n, buffer in self.buffers.items()}
 
     def first_model(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and buffers that the run began with: every participant can draw them from the seed."""
@@ -450,7 +443,8 @@ class ClientGroup:
         seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
         # A stack of networks is summed on its device: ten times a million weights stay there.
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
-        weights: dict[str, Any] = dict(zip(self.names, map(sent, self.learners.weights), strict=True))
+        stay = method.withheld(self)
+        weights: dict[str, Any] = {n: sent(w) for n, w in self.weights_now().items() if n not in stay}
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
@@ -475,7 +469,9 @@ class ClientGroup:
         if not self.method.stateful:
             return
         trained = self.steps[place] > 0
-        state = dict((self.method.state(self, place) if trained else self._states[place]) or {})
+        state = dict(self._states[place] or {})
+        if trained:
+            state = dict((self.method.state(self, place) if self.method.keeps else None) or {})
         if self.method.buffers == "local" and trained:
             state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         client = self.clients[place]

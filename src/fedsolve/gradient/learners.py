@@ -49,6 +49,10 @@ class Learners(ABC):
         """`values` of all weights of one tensor as (clients, numbers)."""
         return values.flatten(1) if self.stacked else values.reshape(1, -1)
 
+    def spread(self, numbers: Tensor, like: Tensor) -> Tensor:
+        """A number of each client in a shape that multiplies its weights, such as `like`."""
+        return numbers.reshape(-1, *[1] * (like.dim() - 1)) if self.stacked else numbers[0]
+
 
 class SingleNetwork(Learners):
     """One torch module."""
@@ -91,14 +95,10 @@ class Stack(Learners):
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
         def forward(inputs: Tensor) -> NetworkOutput:
             with torch.no_grad():
-                values = [
-                    self._shared(value, len(inputs))
-                    if value.dim() == place.dim() - 1
-                    else value[: len(inputs)]
-                    for value, place in (
-                        (weights[n], w) for n, w in zip(self.names, self.weights, strict=True)
-                    )
-                ]
+                values = []
+                for name, place in zip(self.names, self.weights, strict=True):
+                    value, is_shared = weights[name], weights[name].dim() == place.dim() - 1
+                    values.append(self._shared(value, len(inputs)) if is_shared else value[: len(inputs)])
                 return self.forward(inputs, values)
 
         return forward

@@ -20,9 +20,11 @@ import math
 from typing import Literal
 
 from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.container import with_prefix
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 
 PREVIOUS, STATISTICS = "previous", "statistics"
+"""What stands before the names of a previous model's arrays, with its age behind it; the newest has none."""
 
 
 @register(paper="Li, He, Song, CVPR 2021")
@@ -40,23 +42,19 @@ class MOON(GradientMethod):
     )
 
     @property
-    def stateful(self) -> bool:
-        return self._contrasts or self.buffers == "local"
-
-    @property
-    def _contrasts(self) -> bool:
+    def keeps(self) -> bool:
         """Whether a previous model is needed: with one linear layer the features are the inputs."""
         return self.contrast != 0 and self.network != "linear"
 
     def prepare(self, group: ClientGroup) -> None:
         states = [group.own_state(client) for client in range(len(group.clients))]
         begins = self.newcomer == "first" and group.round > 0
-        if not self._contrasts or not (begins or any(states)):
+        if not self.keeps or not (begins or any(states)):
             return
         start, buffers = group.first_model() if begins and not all(states) else (group.start, group.buffers)
         anchors, known = [group.reference(group.start)], []
         for age in range(self.previous_models):
-            kept = [_named(PREVIOUS, age, group.names[0]) in (state or {}) for state in states]
+            kept = [f"{PREVIOUS}{age or ''}.{group.names[0]}" in (state or {}) for state in states]
             known.append([has or (begins and age == 0) for has in kept])
             if any(known[-1]):
                 # Weights that are not trained are no part of the state.
@@ -71,7 +69,7 @@ class MOON(GradientMethod):
     def losses(self, step: Step) -> Tensor:
         output = step.forward()
         losses = step.cross_entropy(output.logits)
-        if not self._contrasts or not output.features.requires_grad:
+        if not self.keeps or not output.features.requires_grad:
             return losses
         if "anchors" not in step.group.scratch:
             return losses + self.contrast * math.log(2)
@@ -92,19 +90,11 @@ class MOON(GradientMethod):
         # Who takes part for the first time compares the received model with itself: log 2, and no gradient.
         return losses + self.contrast * step.mean(contrastive.where(known.any(dim=0), math.log(2)))
 
-    def state(self, group: ClientGroup, client: int) -> State | None:
-        if not self._contrasts:
-            return None
+    def state(self, group: ClientGroup, client: int) -> State:
         now = group.snapshot(client, PREVIOUS, STATISTICS)
         before = group.own_state(client) or {}
         for age in range(self.previous_models - 1):
-            for part, names in ((PREVIOUS, group.names), (STATISTICS, [*group.buffers])):
-                for name in names:
-                    if _named(part, age, name) in before:
-                        now[_named(part, age + 1, name)] = before[_named(part, age, name)]
+            for part in (PREVIOUS, STATISTICS):
+                older = with_prefix(before, f"{part}{age or ''}.")
+                now |= {f"{part}{age + 1}.{name}": array for name, array in older.items()}
         return now
-
-
-def _named(part: str, age: int, name: str) -> str:
-    """The name in a client's state of a previous model's array; the newest is of age 0."""
-    return f"{part}{age or ''}.{name}"

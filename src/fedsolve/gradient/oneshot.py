@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.errors import ConditionWarning, DataError
+from fedsolve.errors import ConditionWarning
 from fedsolve.gradient import kfac, kronecker
-from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.gradient_method import GradientMethod, Term, Total
+from fedsolve.gradient.gradient_method import Term, Total
 from fedsolve.gradient.server_state import ServerState, Weights, trained, weight_of
 
 if TYPE_CHECKING:
@@ -21,19 +20,6 @@ TOLERANCE = {"float32": 1e-7, "float64": 1e-12}
 """Relative residual at which a layer counts as solved: about what its weights can hold."""
 ACCEPTED = 100.0
 """A residual above so many tolerances is reported."""
-
-
-def check_single_round(method: GradientMethod) -> None:
-    if method.rounds != 1:
-        raise DataError(
-            f"{type(method).__name__} takes one round of long local training; got rounds={method.rounds}. "
-            "Raise epochs instead."
-        )
-    if method.feedback in CHOICES:
-        raise DataError(
-            f"feedback='{method.feedback}' chooses layers by the round before, and {type(method).__name__} "
-            "has one round. Name the layers, joined by commas."
-        )
 
 
 def contribute_curvature(

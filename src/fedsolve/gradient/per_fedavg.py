@@ -16,19 +16,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedavg_ft import FineTuning
 from fedsolve.gradient.gradient_method import State, Step, parameter, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import train_alone
+from fedsolve.gradient.steps import row_losses
 
 
-@register(
-    key="per-fedavg",
-    paper="Fallah, Mokhtari, Ozdaglar, NeurIPS 2020",
-    up="rows * weights and rows; of the fine-tuning, nothing",
-)
+@register(key="per-fedavg", paper="Fallah, Mokhtari, Ozdaglar, NeurIPS 2020")
 class PerFedAvg(FineTuning):
     """Per-FedAvg: gradients where one step at the client leads, then that step at every client."""
 
@@ -75,6 +72,4 @@ def _halves(step: Step) -> tuple[Tensor, Tensor]:
 
 def _loss(step: Step, share: Tensor) -> Tensor:
     """Each client's cross-entropy over some of its rows."""
-    logits = step.forward().logits
-    rows = F.cross_entropy(logits.flatten(0, 1), step.targets.flatten(), reduction="none")
-    return (rows.reshape(step.targets.shape) * share).sum(dim=1)
+    return (row_losses(step.forward().logits, step.targets) * share).sum(dim=1)

@@ -8,7 +8,6 @@ in a local federation, `participant.personalise(model)` anywhere.
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient.answers import KIND
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Weights
-from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.slots import borrowed
 from fedsolve.gradient.tensors import on_host
@@ -41,13 +40,13 @@ class PersonalMethod(GradientMethod):
     shares_a_predictor: ClassVar[bool] = True
     """Whether the shared model is one to predict with, or only what clients make theirs of."""
 
-    @abstractmethod
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        """The predictor of the client that owns `data`.
+        """The predictor of the client that owns `data`: its local part of one more round, not sent.
 
         model: the shared one. state: what the client ended its last exchange with; None when it never took
         part, or the method's clients keep nothing.
         """
+        return PersonalGradientModel.of(model, *train_alone(self, model, data, state))
 
     def start(self, spec: Spec) -> PersonalRun:
         return PersonalRun(self, spec)

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedsolve.backends.torch_later import F, Tensor, torch
-from fedsolve.errors import DataError
 from fedsolve.gradient import networks
-from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.kfac import weight_names
 from fedsolve.gradient.learners import SingleNetwork
 
 if TYPE_CHECKING:
     from fedsolve.gradient.group import ClientGroup
-
-_ROWS = 2048
 
 
 def class_means(group: ClientGroup, client: int, features: Callable[[Tensor], Tensor]) -> Tensor:
@@ -26,7 +22,7 @@ def class_means(group: ClientGroup, client: int, features: Callable[[Tensor], Te
     counts = group.class_counts[client]
     sums = counts.new_zeros((group.classes, head_width(group)))
     with torch.no_grad():
-        for inputs, targets in group.rows.of(client, _ROWS):
+        for inputs, targets in group.rows.of(client):
             # A product, not an indexed sum: a GPU adds those in an order that varies.
             sums += F.one_hot(targets, group.classes).to(sums.dtype).mT @ features(inputs)
     return sums / counts.clamp(min=1).unsqueeze(-1)
@@ -36,9 +32,7 @@ def head_names(group: ClientGroup) -> list[str]:
     """Names of the classifier's weight and bias among the trained weights."""
     if not isinstance(group.learners, SingleNetwork):
         return group.names[-2:]
-    layer = networks.head_of(group.learners.network)[0]
-    prefix = f"{layer}." if layer else ""
-    return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
+    return [name for name in weight_names(*networks.head_of(group.learners.network)) if name in group.names]
 
 
 def head_width(group: ClientGroup) -> int:
@@ -46,19 +40,3 @@ def head_width(group: ClientGroup) -> int:
     if isinstance(group.learners, SingleNetwork):
         return networks.head_of(group.learners.network)[1].in_features
     return int(group.learners.weights[-2].shape[-1])
-
-
-def check_stays(name: str, part: str, method: GradientMethod) -> None:
-    """Refuse measures that sum updates of all weights where a method keeps some at its clients."""
-    for asked, what in ((method.track == "drift", "track"), (method.feedback in CHOICES, "feedback")):
-        if asked:
-            raise DataError(
-                f"{what}={getattr(method, what)!r} sends updates of all weights, and in {name} the {part} "
-                f"never leaves its client. Leave {what} out."
-            )
-
-
-def check_hidden(name: str, what: str, method: GradientMethod) -> None:
-    """Refuse a network without hidden layers, of which a method needs those. what: it does with them."""
-    if method.network == "linear":
-        raise DataError(f"network 'linear' is a classifier without hidden layers, and {name} {what}.")

@@ -279,11 +279,7 @@ def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> 
 
 def _mean(total: Total, prefix: str) -> Weights:
     weight = float(total["weight"][0])
-    return {
-        name.removeprefix(prefix): np.asarray(array / weight)
-        for name, array in total.term.arrays.items()
-        if name.startswith(prefix)
-    }
+    return {n: np.asarray(array / weight) for n, array in with_prefix(total.term.arrays, prefix).items()}
 
 
 def _sent(weights: Mapping[str, Array], prefix: str, precision: Any) -> Weights:

@@ -27,13 +27,9 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.container import with_prefix
-from fedsolve.errors import DataError
 from fedsolve.federation.method import Laws, Term, Total
-from fedsolve.gradient.feddyn import check_uniform, nothing
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 from fedsolve.gradient.server_state import ServerState, Weights
-
-_ROWS = 2048
 
 
 @register(
@@ -49,6 +45,8 @@ class Scaffold(GradientMethod):
 
     laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
     keeps_state = True
+    alike = True
+    sgd_alone = "infers gradients from how far the weights moved, which needs optimiser 'sgd'"
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
     optimiser: Literal["sgd", "adam", "adamw"] = parameter(
@@ -62,20 +60,11 @@ class Scaffold(GradientMethod):
         "steps", "New controls from the steps taken (option II), or from a pass over all rows (option I)."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_uniform("SCAFFOLD", self.weighting)
-        if self.optimiser != "sgd":
-            raise DataError(
-                f"SCAFFOLD infers gradients from how far the weights moved, which needs optimiser 'sgd'; got "
-                f"{self.optimiser!r}."
-            )
-
     def extras(self, server: ServerState) -> dict[str, Array]:
         return {f"control.{name}": total / server.clients for name, total in server.kept("controls").items()}
 
     def prepare(self, group: ClientGroup) -> None:
-        group.scratch["own"] = group.state("control", nothing(group))
+        group.scratch["own"] = group.state("control", group.nothing())
         common = {name: group.received[f"control.{name}"] for name in group.names}
         group.scratch["correction"] = {
             name: common[name] - group.scratch["own"][name] for name in group.names
@@ -103,7 +92,7 @@ class Scaffold(GradientMethod):
             own = group.client_of(group.scratch["own"], client)
             return {name: value - own[name] for name, value in group.scratch["fresh"][client].items()}
         if group.rate == 0:
-            return nothing(group)
+            return group.nothing()
         divisor = group.rate * effective_steps(int(group.steps[client]), self.momentum, self.nesterov)
         return {
             name: (group.start[name] - weight) / divisor - group.received[f"control.{name}"]
@@ -131,10 +120,10 @@ def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
     """
     network = group.whole(client)
     weights = dict(network.named_parameters())
-    total = nothing(group)
+    total = group.nothing()
     given, first = group.rows.weights[client], 0
     with torch.enable_grad():
-        for inputs, targets in group.rows.of(client, _ROWS):
+        for inputs, targets in group.rows.of(client):
             if given is None:
                 loss = F.cross_entropy(network(inputs), targets, reduction="sum")
             else:

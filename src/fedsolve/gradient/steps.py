@@ -71,8 +71,12 @@ class Step:
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy."""
-        losses = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
-        return self.mean(losses.reshape(self.targets.shape))
+        return self.mean(row_losses(logits, self.targets))
+
+    def divergence(self, logits: Tensor, taught: Tensor, temperature: float = 1.0) -> Tensor:
+        """Each client's mean of KL(softmax(taught / temperature) || softmax(logits / temperature))."""
+        own, given = (F.log_softmax(values / temperature, dim=-1) for values in (logits, taught))
+        return self.mean(F.kl_div(own, given, reduction="none", log_target=True).sum(dim=-1))
 
     def differentiate(self, losses: Tensor) -> list[Tensor]:
         """Gradients of the losses (clients,) with respect to each client's own weights."""
@@ -105,12 +109,20 @@ class Step:
 
     def received(self) -> list[Tensor]:
         """The weights received, as a list that fits `weights`."""
-        start, stacked = self.group.start, self.group.learners.stacked
-        if not stacked:
-            return [start[name] for name in self.group.names]
-        return [start[n].expand_as(w) for n, w in zip(self.group.names, self.weights, strict=True)]
+        start, names = self.group.start, self.group.names
+        return [start[name].expand_as(w) for name, w in zip(names, self.weights, strict=True)]
+
+    def away(self) -> list[Tensor]:
+        """How far the weights are from those received: w - W."""
+        return list(torch._foreach_sub([weight.detach() for weight in self.weights], self.received()))
 
     def own(self, values: Mapping[str, Tensor]) -> list[Tensor]:
         """Per-client tensors by weight name, as a list that fits `weights`."""
         stacked = self.group.learners.stacked
         return [values[name][: self.active] if stacked else values[name] for name in self.group.names]
+
+
+def row_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of every row: logits (clients, rows, classes), targets (clients, rows)."""
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.reshape(targets.shape)

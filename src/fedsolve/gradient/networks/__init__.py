@@ -38,13 +38,8 @@ STACKED = ("cnn",)
 STACKED_FEATURES = 3 * 64 * 64
 """Numbers of an image up to which they do: stacks of larger networks take gigabytes."""
 NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
-SHAPES = {
-    784: (1, 28, 28),
-    1024: (1, 32, 32),
-    2352: (3, 28, 28),
-    3072: (3, 32, 32),
-    12288: (3, 64, 64),
-}
+SHAPES = {math.prod(s): s for s in ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64))}
+"""Shapes of images that their number of features says."""
 
 # Names under which a head keeps what it captured, and a network the name of its head.
 _TAP, _HEAD = "_fedsolve_tap", "_fedsolve_head"

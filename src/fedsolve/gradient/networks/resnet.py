@@ -12,7 +12,7 @@ entered the block and end in the same sum.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,69 +24,48 @@ WIDTHS = (64, 128, 256, 512)
 GROUPS = 32
 
 
-class Residual(nn.Module, ABC):
-    """A block of convolutions with a shortcut, which is a 1x1 convolution where shapes change."""
+class Residual(nn.Module):
+    """A block of convolutions with a shortcut, which is a 1x1 convolution where shapes change.
 
-    expansion = 1
+    convolutions: outputs, kernel and stride of each; they are called conv1, norm1, conv2 and so on.
+    """
 
-    def __init__(self, inputs: int, width: int, stride: int, normalised: Normalisation) -> None:
+    def __init__(
+        self, inputs: int, convolutions: Sequence[tuple[int, int, int]], normalised: Normalisation
+    ) -> None:
         super().__init__()
-        self._add_main(inputs, width, stride, normalised)
-        outputs = width * self.expansion
+        self._depth = len(convolutions)
+        outputs, whole = inputs, 1
+        for number, (width, kernel, stride) in enumerate(convolutions, 1):
+            self.add_module(
+                f"conv{number}", nn.Conv2d(outputs, width, kernel, stride, kernel // 2, bias=False)
+            )
+            self.add_module(f"norm{number}", normalised(width))
+            outputs, whole = width, whole * stride
         self.shortcut: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        if whole != 1 or inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, whole, bias=False)
             self.shortcut_norm = normalised(outputs)
 
     def forward(self, maps: Tensor) -> Tensor:
         # Normalisation keeps its input for backward, not its output, which may be overwritten.
-        main = self._main(maps)
+        main = maps
+        for number in range(1, self._depth + 1):
+            convolution, norm = getattr(self, f"conv{number}"), getattr(self, f"norm{number}")
+            main = norm(convolution(main), RELU if number < self._depth else None)
         if self.shortcut is not None:
             maps = self.shortcut_norm(self.shortcut(maps))
         return torch.relu_(main.add_(maps))
 
-    @abstractmethod
-    def _add_main(self, inputs: int, width: int, stride: int, normalised: Normalisation) -> None:
-        """Register the layers of the main branch."""
 
-    @abstractmethod
-    def _main(self, maps: Tensor) -> Tensor:
-        """The main branch."""
-
-
-class Basic(Residual):
+def basic(width: int, stride: int) -> list[tuple[int, int, int]]:
     """Two 3x3 convolutions; the first carries the stride."""
-
-    def _add_main(self, inputs: int, width: int, stride: int, normalised: Normalisation) -> None:
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
-        self.norm1 = normalised(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = normalised(width)
-
-    def _main(self, maps: Tensor) -> Tensor:
-        maps = self.norm1(self.conv1(maps), RELU)
-        main: Tensor = self.norm2(self.conv2(maps))
-        return main
+    return [(width, 3, stride), (width, 3, 1)]
 
 
-class Bottleneck(Residual):
+def bottleneck(width: int, stride: int) -> list[tuple[int, int, int]]:
     """1x1 down, 3x3 with the stride, 1x1 up to four times the width."""
-
-    expansion = 4
-
-    def _add_main(self, inputs: int, width: int, stride: int, normalised: Normalisation) -> None:
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.norm1 = normalised(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.norm2 = normalised(width)
-        self.conv3 = nn.Conv2d(width, width * self.expansion, 1, bias=False)
-        self.norm3 = normalised(width * self.expansion)
-
-    def _main(self, maps: Tensor) -> Tensor:
-        maps = self.norm1(self.conv1(maps), RELU)
-        maps = self.norm2(self.conv2(maps), RELU)
-        main: Tensor = self.norm3(self.conv3(maps))
-        return main
+    return [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
 
 
 class ResNet(nn.Module):
@@ -94,7 +73,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[Residual],
+        block: Callable[[int, int], list[tuple[int, int, int]]],
         depths: tuple[int, int, int, int],
         channels: int,
         outputs: int,
@@ -110,8 +89,9 @@ class ResNet(nn.Module):
         for depth, width, stride in zip(depths, WIDTHS, STRIDES, strict=True):
             blocks = []
             for index in range(depth):
-                blocks.append(block(inputs, width, stride if index == 0 else 1, normalised))
-                inputs = width * block.expansion
+                convolutions = block(width, stride if index == 0 else 1)
+                blocks.append(Residual(inputs, convolutions, normalised))
+                inputs = convolutions[-1][0]
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.classifier = nn.Linear(inputs, outputs)
@@ -124,9 +104,9 @@ class ResNet(nn.Module):
 
 def resnet18(channels: int, outputs: int, *, grouped: bool = False) -> ResNet:
     """ResNet-18: two basic blocks per stage."""
-    return ResNet(Basic, (2, 2, 2, 2), channels, outputs, grouped=grouped)
+    return ResNet(basic, (2, 2, 2, 2), channels, outputs, grouped=grouped)
 
 
 def resnet50(channels: int, outputs: int, *, grouped: bool = False) -> ResNet:
     """ResNet-50: 3, 4, 6 and 3 bottleneck blocks."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), channels, outputs, grouped=grouped)
+    return ResNet(bottleneck, (3, 4, 6, 3), channels, outputs, grouped=grouped)
