@@ -34,7 +34,7 @@ _USUAL = ("afl", "softmax", "deepafl")
 
 class ClientSiteOptions(DeviceOptions, SiteOptions):
     title = SITE
-    server: str = required("The server's address.", metavar="HOST:PORT", group=_NET)
+    server: str = required("The server's address.", "HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
     once: bool = option(False, "End when a run is complete, instead of waiting for more.")
     dry_run: bool = option(False, "Send nothing: say what would be sent and told, and which rows wait.")

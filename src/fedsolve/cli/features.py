@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsolve import container
 from fedsolve.cli.command import ExamplesGroup
-from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.options import Options, command, option, rare, required
 from fedsolve.cli.output import Interrupted, Output, facts, table
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.datasets import datasets as known_datasets
@@ -49,13 +49,8 @@ class DatasetOptions(Options):
     """Where the files of datasets are."""
 
     title = "The data"
-    root: str | None = option(
-        None,
-        "Folder with the files of named datasets.",
-        flag="--data-root",
-        metavar="DIR",
-        none="FEDSOLVE_DATA",
-        more=True,
+    root: str | None = rare(
+        None, "Folder with the files of named datasets.", "DIR", flag="--data-root", none="FEDSOLVE_DATA"
     )
 
 
@@ -63,12 +58,8 @@ class StoreOptions(Options):
     """Where features are kept."""
 
     title = "The store"
-    store: str | None = option(
-        None,
-        "Folder of features.",
-        metavar="DIR",
-        none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features",
-        more=True,
+    store: str | None = rare(
+        None, "Folder of features.", "DIR", none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features"
     )
 
 
@@ -109,20 +100,18 @@ class BuildOptions(DatasetOptions):
 
     address: str = required(argument=True)
     limit_train: int | None = option(
-        None, "Use at most so many training rows, every class in its proportion.", metavar="N", least=1
+        None, "Use at most so many training rows, every class in its proportion.", "N", least=1
     )
-    limit_test: int | None = option(None, "The same of test rows.", metavar="N", least=1)
-    text_column: str | None = option(None, "csv, parquet: the column of texts.", metavar="NAME")
-    backbone: str = option(DEFAULT_BACKBONE, "Turns rows into features.", metavar="B", group=_WORK)
+    limit_test: int | None = option(None, "The same of test rows.", "N", least=1)
+    text_column: str | None = option(None, "csv, parquet: the column of texts.", "NAME")
+    backbone: str = option(DEFAULT_BACKBONE, "Turns rows into features.", "B", group=_WORK)
     device: str | None = option(
-        None, "Where a torch network runs, such as cuda.", metavar="NAME", none="cpu", group=_WORK
+        None, "Where a torch network runs, such as cuda.", "NAME", none="cpu", group=_WORK
     )
     batch: int = option(64, "Rows extracted together.", least=1, group=_WORK)
-    out: str | None = option(
-        None, "Also write an npz file with a byte for each number.", metavar="FILE", group=_WORK
-    )
+    out: str | None = option(None, "Also write an npz file with a byte for each number.", "FILE", group=_WORK)
     directions: int | None = option(
-        None, "Of this many principal directions of the training rows.", metavar="N", least=1, group=_WORK
+        None, "Of this many principal directions of the training rows.", "N", least=1, group=_WORK
     )
 
 

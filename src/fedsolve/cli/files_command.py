@@ -130,7 +130,7 @@ def _waiting_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 class AnswerOptions(SiteOptions):
     title = SITE
     request_file: str = required(argument=True, metavar="REQUEST.fsq")
-    out: str | None = option(None, "The answer.", metavar="FILE", none="NAME.fst")
+    out: str | None = option(None, "The answer.", "FILE", none="NAME.fst")
 
 
 @command(group=files, config=True)

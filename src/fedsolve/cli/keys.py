@@ -49,9 +49,7 @@ class _KeysCommand(Command):
 
 class KeyFolderOptions(Options):
     title = _FILES
-    keys: str | None = option(
-        None, "Folder made by 'fedsolve keys'.", metavar="DIR", none="FEDSOLVE_KEYS, else keys"
-    )
+    keys: str | None = option(None, "Folder made by 'fedsolve keys'.", "DIR", none="FEDSOLVE_KEYS, else keys")
 
     @property
     def key_folder(self) -> Keys:
@@ -67,12 +65,7 @@ class ServerKeyOptions(KeyFolderOptions):
         group=_SERVER,
     )
     hosts: tuple[str, ...] = option(
-        (),
-        "Its name for sites. May be repeated.",
-        flag="--host",
-        metavar="HOST",
-        none="as before",
-        group=_SERVER,
+        (), "Its name for sites. May be repeated.", "HOST", flag="--host", none="as before", group=_SERVER
     )
 
 
@@ -140,7 +133,7 @@ def client(options: SiteNameOptions, output: Output) -> None:
 
 class RegisterOptions(KeyFolderOptions):
     files: tuple[str, ...] = required(argument=True, metavar="NAME.pub...")
-    name: str | None = option(None, "Name of the site.", metavar="NAME", none="as in the file")
+    name: str | None = option(None, "Name of the site.", "NAME", none="as in the file")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -176,7 +169,7 @@ def remove(options: SiteNameOptions, output: Output) -> None:
 
 class RosterOptions(KeyFolderOptions):
     files: tuple[str, ...] = option((), argument=True, metavar="[NAME.pub...]")
-    gone: tuple[str, ...] = option((), "Take this site off.", flag="--remove", metavar="NAME")
+    gone: tuple[str, ...] = option((), "Take this site off.", "NAME", flag="--remove")
 
 
 @command(group=keys, cls=_KeysCommand)

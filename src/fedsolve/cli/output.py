@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from fedsolve.cli.command import LAST, WIDTH
-from fedsolve.cli.options import Options, option
+from fedsolve.cli.options import Options, option, rare
 from fedsolve.pages.words import harmless, one_line
 from fedsolve.watching.log_lines import Style, say
 
@@ -52,7 +52,7 @@ class Output(Options):
     as_json: bool = option(
         False, 'Print one JSON document on stdout, also for an error: {"error": {...}}.', flag="--json"
     )
-    quiet: bool = option(False, "Print nothing but errors and warnings.", also="-q", more=True)
+    quiet: bool = rare(False, "Print nothing but errors and warnings.", also="-q")
     log: Style = "text"
     heard: Callable[[str], None] | None = None
 
@@ -128,9 +128,7 @@ class Output(Options):
 class LoggedOutput(Output):
     """The same for a command that runs for long."""
 
-    log: Style = option(
-        "text", "How lines on stderr and in log files are written; json: one object each.", more=True
-    )
+    log: Style = rare("text", "How lines on stderr and in log files are written; json: one object each.")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:

@@ -23,12 +23,10 @@ _SITE = "The site"
 
 class PersonaliseOptions(UseOptions):
     data: str = required(argument=True)
-    out: str = required("The site's own model; mode 0600.", metavar="FILE", group=_SITE)
-    name: str | None = option(
-        None, "The site's name in the run.", metavar="NAME", none="it joins now", group=_SITE
-    )
+    out: str = required("The site's own model; mode 0600.", "FILE", group=_SITE)
+    name: str | None = option(None, "The site's name in the run.", "NAME", none="it joins now", group=_SITE)
     state: str | None = option(
-        None, "State folder of 'fedsolve client', with its part of the run.", metavar="DIR", group=_SITE
+        None, "State folder of 'fedsolve client', with its part of the run.", "DIR", group=_SITE
     )
     growing: bool = option(
         False, "apfl: keep the sums in the file, so that rows can be added to it in Python.", group=_SITE

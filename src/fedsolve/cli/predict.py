@@ -16,7 +16,7 @@ from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, resolve
 from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Output, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.data.new_rows import beside_predictions, image_path, new_rows
@@ -45,9 +45,7 @@ from fedsolve.tables.table_file import Table
 
 
 class UseOptions(ModelOptions):
-    device: str | None = option(
-        None, "Where to compute: cpu, cuda, cuda:1, or auto.", metavar="NAME", none="cpu"
-    )
+    device: str | None = option(None, "Where to compute: cpu, cuda, cuda:1, or auto.", "NAME", none="cpu")
     part: TrainOrTest | None = option(
         None, "npz with x_train and x_test: which rows.", none="test", group=READING
     )
@@ -81,13 +79,11 @@ _PREDICTIONS = "Predictions"
 
 class PredictOptions(DepthOptions):
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
-    out: str | None = option(
-        None, "Where to write the csv.", metavar="FILE", none="stdout", group=_PREDICTIONS
-    )
+    out: str | None = option(None, "Where to write the csv.", "FILE", none="stdout", group=_PREDICTIONS)
     scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option(
-        (), "Column to write too. May be repeated.", metavar="NAME", none="identifiers", group=_PREDICTIONS
+        (), "Column to write too. May be repeated.", "NAME", none="identifiers", group=_PREDICTIONS
     )
     level: float | None = option(
         None,
@@ -97,7 +93,7 @@ class PredictOptions(DepthOptions):
         none="0.95",
         group=_PREDICTIONS,
     )
-    strict: bool = option(False, "Refuse numbers far from those of training.", group=READING, more=True)
+    strict: bool = rare(False, "Refuse numbers far from those of training.", group=READING)
 
 
 @command()
@@ -175,16 +171,14 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
 class EvaluateOptions(DepthOptions):
     data: str = required(argument=True)
     staged: bool = option(False, "Accuracy after 0, 1, ..., T blocks instead.")
-    by: str | None = option(
-        None, "Also for each group of this column, such as sex.", metavar="NAME", group=_ASKED
-    )
-    html: str | None = option(None, "Write a page with figures too.", metavar="FILE", group=_ASKED)
+    by: str | None = option(None, "Also for each group of this column, such as sex.", "NAME", group=_ASKED)
+    html: str | None = option(None, "Write a page with figures too.", "FILE", group=_ASKED)
     sensitivity: float | None = option(
         None, "Two classes: threshold that finds this share of the second.", above=0, most=1, group=_ASKED
     )
     importance: bool = option(False, "What is lost without each column.", group=_ASKED)
     column: tuple[str, ...] = option(
-        (), "With --importance: only this column. May be repeated.", metavar="NAME", group=_ASKED
+        (), "With --importance: only this column. May be repeated.", "NAME", group=_ASKED
     )
 
     def check(self) -> None:

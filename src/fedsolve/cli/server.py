@@ -16,7 +16,7 @@ import click
 
 from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Interrupted, LoggedOutput, Output
 from fedsolve.cli.run_options import RunOptions
 from fedsolve.cli.watched import TrackerOptions, watched_run
@@ -52,35 +52,33 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
     title = "The run"
     listen: str = option(
-        f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", metavar="HOST:PORT", group=_NET
+        f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", "HOST:PORT", group=_NET
     )
     insecure: bool = option(
         False, "No TLS, no keys: anyone who reaches the port can take part and read all.", group=_NET
     )
-    engine: Literal["mailbox", "flower"] = option(
-        "mailbox", "What carries the messages: our own mailbox, or Flower.", more=True, group=_NET
+    engine: Literal["mailbox", "flower"] = rare(
+        "mailbox", "What carries the messages: our own mailbox, or Flower.", group=_NET
     )
-    superlink: str | None = option(
-        None, "Flower: name of its SuperLink.", metavar="NAME", none="Flower's default", more=True, group=_NET
+    superlink: str | None = rare(
+        None, "Flower: name of its SuperLink.", "NAME", none="Flower's default", group=_NET
     )
     clients: int = required("Sites to wait for.", least=1, group=_SITES)
-    missing: Literal["wait", "continue", "error"] = option(
-        "wait", "If a site is missing: wait, continue without it, or stop.", more=True, group=_SITES
+    missing: Literal["wait", "continue", "error"] = rare(
+        "wait", "If a site is missing: wait, continue without it, or stop.", group=_SITES
     )
-    min_clients: int = option(
-        1, "Sites that must have answered an exchange.", least=1, more=True, group=_SITES
+    min_clients: int = rare(1, "Sites that must have answered an exchange.", least=1, group=_SITES)
+    patience: float | None = rare(
+        None, "Wait for an answer.", "SECONDS", above=0, none="for ever", group=_SITES
     )
-    patience: float | None = option(
-        None, "Wait for an answer.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
-    )
-    gather: float | None = option(
-        None, "Wait for all to come.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
+    gather: float | None = rare(
+        None, "Wait for all to come.", "SECONDS", above=0, none="for ever", group=_SITES
     )
     state: str = option("fedsolve-server")
-    status: int | None = option(
-        None, "Page and metrics, on loopback; 0: any port.", least=0, most=65535, metavar="PORT", more=True
+    status: int | None = rare(
+        None, "Page and metrics, on loopback; 0: any port.", "PORT", least=0, most=65535
     )
-    evaluate: bool = option(False, "Measure accuracy, or R², on the sites' rows, in one exchange.", more=True)
+    evaluate: bool = rare(False, "Measure accuracy, or R², on the sites' rows, in one exchange.")
 
     @property
     def authority(self) -> Path | None:
