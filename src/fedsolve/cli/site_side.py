@@ -75,7 +75,8 @@ class SiteDataOptions(RowOptions):
     )
     propose: bool = option(
         False,
-        "Without a schema: send what the columns are (names, kinds, classes and categories of ten rows or more, rounded medians), and read the table by what the sites' proposals give.",
+        "Without a schema: send what the columns are (names, kinds, classes and categories of ten rows or "
+        "more, rounded medians), and read the table by what the sites' proposals give.",
     )
 
 
