@@ -21,7 +21,7 @@ from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureSto
 from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
-from fedsolve.pages.words import counted, duration, megabytes
+from fedsolve.pages.words import counted, duration, known, megabytes
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -269,7 +269,7 @@ def remove(options: RemoveOptions, output: Output) -> None:
 
 
 def _pace(progress: ExtractionProgress) -> str:
-    left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
+    left = known(progress.remaining, lambda seconds: f", {duration(seconds)} left")
     return f"{progress.rate:,.0f} rows/s{left}"
 
 
@@ -291,12 +291,12 @@ def _built_lines(found: Features, told: dict[str, Any]) -> list[tuple[str, str]]
     return [
         ("dataset", f"{told['dataset']} ({parts} rows, {len(found.class_names)} classes)"),
         ("backbone", f"{told['backbone']} ({told['width']:,} features)"),
-        *([("licence", str(told["licence"]))] if told["licence"] else []),
-        *([("cut short", f"{told['cut']:,} texts, longer than what is read")] if told["cut"] else []),
+        ("licence", known(told["licence"])),
+        ("cut short", f"{told['cut']:,} texts, longer than what is read" if told["cut"] else ""),
         ("extracted", work),
         ("key", f"{found.key[:12]} (train on them: fedsolve train features:{found.key[:12]})"),
         ("folder", str(told["folder"])),
-        *([] if told["out"] is None else [("file", str(told["out"]))]),
+        ("file", known(told["out"])),
     ]
 
 
@@ -311,7 +311,7 @@ def _line(entry: StoredFeatures) -> tuple[str, ...]:
         _short(entry.dataset),
         _short(entry.backbone),
         f"{entry.total:,}",
-        "" if entry.width is None else f"{entry.width:,}",
+        known(entry.width, "{:,}"),
         megabytes(entry.nbytes),
         f"{100 * entry.done // max(1, entry.total)} % done" if entry.state == "partial" else entry.state,
     )
@@ -330,16 +330,16 @@ def datasets(output: Output) -> None:
     # the same for a program
     fedsolve datasets --json
     """
-    known = known_datasets()
+    every = known_datasets()
 
     def show(page: Console) -> None:
-        for dataset in known:
+        for dataset in every:
             page.print(f"[bold]{dataset.name}[/bold]")
             lines = (("  what", dataset.title), ("  files", dataset.files), ("  from", dataset.source))
             facts(page, lines)
             page.print()
 
     told = [
-        {name: getattr(dataset, name) for name in ("name", "title", "files", "source")} for dataset in known
+        {name: getattr(dataset, name) for name in ("name", "title", "files", "source")} for dataset in every
     ]
     output.result({"datasets": told}, show)

@@ -80,8 +80,6 @@ def ask(options: AskOptions, output: Output) -> None:
     document["seconds"] = time.perf_counter() - started
     shown = run_lines if document["status"] == "complete" else _waiting_lines
     output.result(document, shown(document))
-    for doubt in document.get("warnings", ()):
-        output.warn(doubt)
 
 
 def _go_on(

@@ -112,8 +112,6 @@ def export(options: ExportOptions, output: Output) -> None:
             f"{options.target} is one client's own model and as confidential as its rows; only its owner "
             "may read it."
         )
-    for doubt in told["warnings"]:
-        output.warn(doubt)
     lines = [
         ("file", f"{told['file']} ({megabytes(told['bytes'])} MB, opset {told['opset']})"),
         ("takes", ", ".join(told["inputs"])),

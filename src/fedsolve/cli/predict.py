@@ -147,8 +147,6 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
         "rows": sum(map(len, rows)),
         "warnings": caveats(model) + strange,
     }
-    for doubt in document["warnings"]:
-        output.warn(doubt)
     beside = beside_predictions(rows)
     if output.as_json and options.out is None:
         named = {"label": "labels", "score": "scores", "probability": "probabilities"}
@@ -161,11 +159,11 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     text = _csv(beside, columns, np.array(model.labels) if model.labels else model.classes)
     if options.out is None:
         click.echo(text, nl=False)
-        return
-    write_text(options.out, text)
-    document["out"] = options.out
+    else:
+        write_text(options.out, text)
+        document["out"] = options.out
+        output.note(f"{document['rows']:,} predictions written to {options.out}")
     output.result(document)
-    output.note(f"{document['rows']:,} predictions written to {options.out}")
 
 
 class EvaluateOptions(DepthOptions):
@@ -281,8 +279,6 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
             drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
 
     output.result(document, page)
-    for doubt in doubts:
-        output.warn(doubt)
 
 
 def _labels(options: EvaluateOptions, model: Model, data: Table, output: Output) -> None:
@@ -322,8 +318,6 @@ def _labels(options: EvaluateOptions, model: Model, data: Table, output: Output)
             drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
 
     output.result(document, page)
-    for doubt in doubts:
-        output.warn(doubt)
 
 
 def _numbers(model: Model, features: list[Array], depth: dict[str, Any], level: float) -> dict[str, Array]:

@@ -28,7 +28,7 @@ from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import private_folder
-from fedsolve.pages.words import megabytes, percent
+from fedsolve.pages.words import known, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.schema_file import write_schema
@@ -141,8 +141,6 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
         raise Interrupted(told) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, run_lines(document))
-    for doubt in document["warnings"]:
-        output.warn(doubt)
 
 
 def _run(
@@ -365,23 +363,18 @@ def _interrupt(*_: object) -> None:
 
 
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [
+    return [
         ("method", told["method"]),
         *(("chosen", f"{one['method']}, of {len(told['tried'])}") for one in told["tried"] if one["chosen"]),
         ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
-        ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
+        ("traffic", traffic_words(told)),
+        ("", told["catch_up_bytes"] and f"{megabytes(told['catch_up_bytes'])} MB down to catch up"),
+        *(("missing", f"exchange {int(n) + 1}: {', '.join(names)}") for n, names in told["missing"].items()),
+        ("R²", known(told.get("r2"), "{:.4f} on the sites' rows")),
+        ("accuracy", known(told.get("accuracy"), lambda share: f"{percent(share)} on the sites' rows")),
+        ("model", told["model"]),
+        ("report", told["report"]),
+        ("result", f"fedsolve info {told['model']}" if "result" in told else ""),
     ]
-    if told["catch_up_bytes"]:
-        lines.append(("", f"{megabytes(told['catch_up_bytes'])} MB down to catch up"))
-    for exchange, missing in told["missing"].items():
-        lines.append(("missing", f"exchange {int(exchange) + 1}: {', '.join(missing)}"))
-    if told.get("r2") is not None:
-        lines.append(("R²", f"{told['r2']:.4f} on the sites' rows"))
-    if told.get("accuracy") is not None:
-        lines.append(("accuracy", f"{percent(told['accuracy'])} on the sites' rows"))
-    lines += [("model", told["model"]), ("report", told["report"])]
-    if "result" in told:
-        lines.append(("result", f"fedsolve info {told['model']}"))
-    return lines

@@ -283,8 +283,6 @@ def _train(
         model, data, test, accuracy, plain=described is None, balanced=options.class_weight is not None
     )
     output.result(document, lambda page: show_training(page, document))
-    for doubt in document["warnings"]:
-        output.warn(doubt)
 
 
 def _check_regression(options: TrainOptions, method: Method[Any], split: Division) -> None:
