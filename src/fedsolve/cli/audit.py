@@ -19,10 +19,10 @@ from fedsolve.pages.templates import render
 class AuditOptions(Options):
     title = "Audit"
     epsilon: float | None = option(None, "Also with noise: a private run of this epsilon.", none="no noise")
-    of: str = option("afl", "The private method: afl or softmax.", metavar="NAME")
+    of: str = option("afl", "The private method: afl or softmax.", "NAME")
     sites: int = option(3, "Sites of a secure sum, all of this one's size.")
     seed: int = option(0, "Of canaries and of rows held out.")
-    page: str | None = option(None, "Write a page for people: .html.", metavar="FILE")
+    page: str | None = option(None, "Write a page for people: .html.", "FILE")
 
 
 @command()

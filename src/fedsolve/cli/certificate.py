@@ -63,8 +63,8 @@ def _verifier(keys: Keys) -> Any:
 
 class WithdrawOptions(KeyFolderOptions):
     site: str = required(argument=True, metavar="SITE")
-    cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", metavar="SITE")
-    out: str | None = option(None, "Where it is written.", metavar="FILE", none="SITE.withdrawal")
+    cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", "SITE")
+    out: str | None = option(None, "Where it is written.", "FILE", none="SITE.withdrawal")
 
 
 @command(group=certificate)
@@ -81,7 +81,7 @@ def withdraw(options: WithdrawOptions, output: Output) -> None:
 
 class AcceptOptions(KeyFolderOptions):
     paper: str = required(argument=True, metavar="WITHDRAWAL")
-    ledger: str = required("The ledger of this site, in its folder.", metavar="DIR")
+    ledger: str = required("The ledger of this site, in its folder.", "DIR")
 
 
 @command(group=certificate)
@@ -99,10 +99,10 @@ def accept(options: AcceptOptions, output: Output) -> None:
 
 
 class MakeOptions(KeyFolderOptions):
-    paper: str | None = option(None, "Of the site that left.", flag="--withdrawal", metavar="FILE")
-    before: str = required("The model with the site.", metavar="MODEL")
-    after: str = required("The model without it.", metavar="MODEL")
-    out: str = required("Where the certificate is written.", metavar="FILE")
+    paper: str | None = option(None, "Of the site that left.", "FILE", flag="--withdrawal")
+    before: str = required("The model with the site.", "MODEL")
+    after: str = required("The model without it.", "MODEL")
+    out: str = required("Where the certificate is written.", "FILE")
 
 
 @command(group=certificate)
@@ -120,8 +120,8 @@ def make(options: MakeOptions, output: Output) -> None:
 
 class SignOptions(KeyFolderOptions):
     paper: str = required(argument=True, metavar="CERTIFICATE")
-    name: str = required("The site that signs.", metavar="SITE")
-    model: str = required("The model that this site was given.", metavar="MODEL")
+    name: str = required("The site that signs.", "SITE")
+    model: str = required("The model that this site was given.", "MODEL")
 
 
 @command(group=certificate)
@@ -141,7 +141,7 @@ def sign(options: SignOptions, output: Output) -> None:
 
 class VerifyOptions(KeyFolderOptions):
     paper: str = required(argument=True, metavar="CERTIFICATE")
-    model: str | None = option(None, "Also that it is of this model.", metavar="MODEL", none="not looked at")
+    model: str | None = option(None, "Also that it is of this model.", "MODEL", none="not looked at")
 
 
 @command(group=certificate)

@@ -22,7 +22,7 @@ from fedsolve.container import locked
 from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
-from fedsolve.pages.words import megabytes
+from fedsolve.pages.words import known, megabytes
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
 _DAY = 24 * 3600.0
@@ -34,7 +34,7 @@ _USUAL = ("afl", "softmax", "deepafl")
 
 class ClientSiteOptions(DeviceOptions, SiteOptions):
     title = SITE
-    server: str = required("The server's address.", metavar="HOST:PORT", group=_NET)
+    server: str = required("The server's address.", "HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
     once: bool = option(False, "End when a run is complete, instead of waiting for more.")
     dry_run: bool = option(False, "Send nothing: say what would be sent and told, and which rows wait.")
@@ -107,7 +107,7 @@ def _rehearse(site: ClientSiteOptions, rows: SiteDataOptions, output: Output) ->
         ("rows", counted),
     ]
     for each in tried:
-        told = "" if each.told is None else f"; told then: {each.told:.0%}"
+        told = known(each.told, "; told then: {:.0%}")
         sent = f"{each.exchanges} exchange(s), {megabytes(each.bytes_up)} MB ({', '.join(each.arrays)}){told}"
         lines.append((each.method, f"{sent}; REFUSED: {each.refused}" if each.refused else sent))
     output.result(document, [*lines, ("", "Nothing was sent, and nothing counts as told.")])

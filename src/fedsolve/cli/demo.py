@@ -45,7 +45,7 @@ class DemoOptions(Options):
     layers: int = option(20, "DeepAFL: residual blocks.", least=0, group=_MODEL)
     width: int = option(256, "DeepAFL, APFL: features.", least=1, group=_MODEL)
     rounds: int = option(100, "FedAvg: rounds of averaging.", least=1, group=_MODEL)
-    out: str = option("fedsolve-demo", "Folder for figures and results.", metavar="DIR", group=LAST)
+    out: str = option("fedsolve-demo", "Folder for figures and results.", "DIR", group=LAST)
     figure: bool = option(True, "Whether to draw the figures.", group=LAST)
 
 

@@ -33,19 +33,19 @@ _SIGNS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "fai
 
 class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions):
     title = READING
-    server: str | None = option(None, "A site: where its server is.", metavar="HOST:PORT", group=_ROLE)
-    name: str | None = option(None, "A site: its name, which is its key's.", metavar="NAME", group=_ROLE)
-    listen: str | None = option(None, "The server: where it listens.", metavar="HOST:PORT", group=_ROLE)
+    server: str | None = option(None, "A site: where its server is.", "HOST:PORT", group=_ROLE)
+    name: str | None = option(None, "A site: its name, which is its key's.", "NAME", group=_ROLE)
+    listen: str | None = option(None, "The server: where it listens.", "HOST:PORT", group=_ROLE)
     hosts: tuple[str, ...] = option(
-        (), "The server: a name of it. May be repeated.", flag="--host", metavar="HOST", group=_ROLE
+        (), "The server: a name of it. May be repeated.", "HOST", flag="--host", group=_ROLE
     )
     insecure: bool = option(False, "A federation without TLS and keys.", group=_ROLE)
-    state: str | None = option(None, "The server: its folder of state.", metavar="DIR", group=_ROLE)
-    data: str | None = option(None, "File or address to be read, as for 'client'.", metavar="DATA")
+    state: str | None = option(None, "The server: its folder of state.", "DIR", group=_ROLE)
+    data: str | None = option(None, "File or address to be read, as for 'client'.", "DATA")
     schema: str | None = option(
-        None, "What a row of the data must be; all that does not fit is listed.", metavar="FILE"
+        None, "What a row of the data must be; all that does not fit is listed.", "FILE"
     )
-    backbone: str | None = option(None, "Backbone to be loaded.", metavar="B")
+    backbone: str | None = option(None, "Backbone to be loaded.", "B")
 
 
 @command()

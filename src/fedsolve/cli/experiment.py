@@ -48,14 +48,14 @@ def experiment() -> None:
 class RunFolderOptions(Options):
     title = "Where things are"
     files: tuple[str, ...] = option((), argument=True, metavar="[FILE...]")
-    runs: str = option("runs", "Folder of all runs, one each.", metavar="DIR")
+    runs: str = option("runs", "Folder of all runs, one each.", "DIR")
 
 
 class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptions, RunFolderOptions):
     title = "What runs"
     files: tuple[str, ...] = required(argument=True, metavar="FILE...")
-    dataset: tuple[str, ...] = option((), "Only these datasets of the files.", metavar="NAME")
-    backbone: str | None = option(None, "Instead of the backbone that a file names.", metavar="ADDRESS")
+    dataset: tuple[str, ...] = option((), "Only these datasets of the files.", "NAME")
+    backbone: str | None = option(None, "Instead of the backbone that a file names.", "ADDRESS")
     workers: int | None = option(None, "Clients at a time.", least=1, none="all cores")
     check: bool = option(False, "Then compare every cell that ran with the paper's number and its interval.")
 
@@ -67,7 +67,7 @@ class RunsOptions(Options):
 
 class TablesOptions(RunsOptions):
     style: Literal["markdown", "latex"] = option("markdown", "How tables are written.", flag="--format")
-    out: str | None = option(None, "Write to this file instead of stdout.", metavar="FILE")
+    out: str | None = option(None, "Write to this file instead of stdout.", "FILE")
 
 
 @command(group=experiment)
@@ -285,14 +285,12 @@ def _show_checks(page: Console, checks: Mapping[str, Sequence[Check]]) -> None:
 
 
 class ReportOptions(RunsOptions):
-    out: str = option("report.html", "The HTML file to write.", metavar="FILE")
-    heading: str | None = option(
-        None, "Heading of the page.", flag="--title", metavar="TEXT", none="by its contents"
-    )
+    out: str = option("report.html", "The HTML file to write.", "FILE")
+    heading: str | None = option(None, "Heading of the page.", "TEXT", flag="--title", none="by its contents")
 
 
 class FigureOptions(RunsOptions):
-    out: str = option("figures", "Folder for the files.", metavar="DIR")
+    out: str = option("figures", "Folder for the files.", "DIR")
     form: Literal["png", "svg", "pdf"] = option("png", "Kind of files.", flag="--format")
 
 

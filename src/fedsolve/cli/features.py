@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsolve import container
 from fedsolve.cli.command import ExamplesGroup
-from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.options import Options, command, option, rare, required
 from fedsolve.cli.output import Interrupted, Output, facts, table
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.datasets import datasets as known_datasets
@@ -21,7 +21,7 @@ from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureSto
 from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
-from fedsolve.pages.words import counted, duration, megabytes
+from fedsolve.pages.words import counted, duration, known, megabytes
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -49,13 +49,8 @@ class DatasetOptions(Options):
     """Where the files of datasets are."""
 
     title = "The data"
-    root: str | None = option(
-        None,
-        "Folder with the files of named datasets.",
-        flag="--data-root",
-        metavar="DIR",
-        none="FEDSOLVE_DATA",
-        more=True,
+    root: str | None = rare(
+        None, "Folder with the files of named datasets.", "DIR", flag="--data-root", none="FEDSOLVE_DATA"
     )
 
 
@@ -63,12 +58,8 @@ class StoreOptions(Options):
     """Where features are kept."""
 
     title = "The store"
-    store: str | None = option(
-        None,
-        "Folder of features.",
-        metavar="DIR",
-        none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features",
-        more=True,
+    store: str | None = rare(
+        None, "Folder of features.", "DIR", none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features"
     )
 
 
@@ -109,20 +100,18 @@ class BuildOptions(DatasetOptions):
 
     address: str = required(argument=True)
     limit_train: int | None = option(
-        None, "Use at most so many training rows, every class in its proportion.", metavar="N", least=1
+        None, "Use at most so many training rows, every class in its proportion.", "N", least=1
     )
-    limit_test: int | None = option(None, "The same of test rows.", metavar="N", least=1)
-    text_column: str | None = option(None, "csv, parquet: the column of texts.", metavar="NAME")
-    backbone: str = option(DEFAULT_BACKBONE, "Turns rows into features.", metavar="B", group=_WORK)
+    limit_test: int | None = option(None, "The same of test rows.", "N", least=1)
+    text_column: str | None = option(None, "csv, parquet: the column of texts.", "NAME")
+    backbone: str = option(DEFAULT_BACKBONE, "Turns rows into features.", "B", group=_WORK)
     device: str | None = option(
-        None, "Where a torch network runs, such as cuda.", metavar="NAME", none="cpu", group=_WORK
+        None, "Where a torch network runs, such as cuda.", "NAME", none="cpu", group=_WORK
     )
     batch: int = option(64, "Rows extracted together.", least=1, group=_WORK)
-    out: str | None = option(
-        None, "Also write an npz file with a byte for each number.", metavar="FILE", group=_WORK
-    )
+    out: str | None = option(None, "Also write an npz file with a byte for each number.", "FILE", group=_WORK)
     directions: int | None = option(
-        None, "Of this many principal directions of the training rows.", metavar="N", least=1, group=_WORK
+        None, "Of this many principal directions of the training rows.", "N", least=1, group=_WORK
     )
 
 
@@ -280,7 +269,7 @@ def remove(options: RemoveOptions, output: Output) -> None:
 
 
 def _pace(progress: ExtractionProgress) -> str:
-    left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
+    left = known(progress.remaining, lambda seconds: f", {duration(seconds)} left")
     return f"{progress.rate:,.0f} rows/s{left}"
 
 
@@ -302,12 +291,12 @@ def _built_lines(found: Features, told: dict[str, Any]) -> list[tuple[str, str]]
     return [
         ("dataset", f"{told['dataset']} ({parts} rows, {len(found.class_names)} classes)"),
         ("backbone", f"{told['backbone']} ({told['width']:,} features)"),
-        *([("licence", str(told["licence"]))] if told["licence"] else []),
-        *([("cut short", f"{told['cut']:,} texts, longer than what is read")] if told["cut"] else []),
+        ("licence", known(told["licence"])),
+        ("cut short", f"{told['cut']:,} texts, longer than what is read" if told["cut"] else ""),
         ("extracted", work),
         ("key", f"{found.key[:12]} (train on them: fedsolve train features:{found.key[:12]})"),
         ("folder", str(told["folder"])),
-        *([] if told["out"] is None else [("file", str(told["out"]))]),
+        ("file", known(told["out"])),
     ]
 
 
@@ -322,7 +311,7 @@ def _line(entry: StoredFeatures) -> tuple[str, ...]:
         _short(entry.dataset),
         _short(entry.backbone),
         f"{entry.total:,}",
-        "" if entry.width is None else f"{entry.width:,}",
+        known(entry.width, "{:,}"),
         megabytes(entry.nbytes),
         f"{100 * entry.done // max(1, entry.total)} % done" if entry.state == "partial" else entry.state,
     )
@@ -341,16 +330,16 @@ def datasets(output: Output) -> None:
     # the same for a program
     fedsolve datasets --json
     """
-    known = known_datasets()
+    every = known_datasets()
 
     def show(page: Console) -> None:
-        for dataset in known:
+        for dataset in every:
             page.print(f"[bold]{dataset.name}[/bold]")
             lines = (("  what", dataset.title), ("  files", dataset.files), ("  from", dataset.source))
             facts(page, lines)
             page.print()
 
     told = [
-        {name: getattr(dataset, name) for name in ("name", "title", "files", "source")} for dataset in known
+        {name: getattr(dataset, name) for name in ("name", "title", "files", "source")} for dataset in every
     ]
     output.result({"datasets": told}, show)

@@ -80,8 +80,6 @@ def ask(options: AskOptions, output: Output) -> None:
     document["seconds"] = time.perf_counter() - started
     shown = run_lines if document["status"] == "complete" else _waiting_lines
     output.result(document, shown(document))
-    for doubt in document.get("warnings", ()):
-        output.warn(doubt)
 
 
 def _go_on(
@@ -130,7 +128,7 @@ def _waiting_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 class AnswerOptions(SiteOptions):
     title = SITE
     request_file: str = required(argument=True, metavar="REQUEST.fsq")
-    out: str | None = option(None, "The answer.", metavar="FILE", none="NAME.fst")
+    out: str | None = option(None, "The answer.", "FILE", none="NAME.fst")
 
 
 @command(group=files, config=True)

@@ -22,7 +22,7 @@ from fedsolve.statistics.results import StatisticModel
 
 class InfoOptions(ModelOptions):
     markdown: bool = option(False, "Print Markdown: the model card.", group=LAST)
-    out: str | None = option(None, "Write the Markdown to a file.", metavar="FILE", none="stdout", group=LAST)
+    out: str | None = option(None, "Write the Markdown to a file.", "FILE", none="stdout", group=LAST)
 
 
 @command()
@@ -67,7 +67,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
 
 class ExportOptions(ModelOptions):
     title = "Export"
-    target: str = required("The ONNX file to write.", flag="--onnx", metavar="FILE")
+    target: str = required("The ONNX file to write.", "FILE", flag="--onnx")
     precision: str = option(
         PRECISIONS[0], "Of the matrix of features, of wide layers and of what comes out.", choices=PRECISIONS
     )
@@ -75,7 +75,7 @@ class ExportOptions(ModelOptions):
         False, "Join the model's backbone (onnx:FILE, efficientnet-lite0, pixels:SIZE): pixels go in."
     )
     backbone: str | None = option(
-        None, "With --images, the backbone if its files have moved.", metavar="ADDRESS", none="the model's"
+        None, "With --images, the backbone if its files have moved.", "ADDRESS", none="the model's"
     )
 
 
@@ -112,8 +112,6 @@ def export(options: ExportOptions, output: Output) -> None:
             f"{options.target} is one client's own model and as confidential as its rows; only its owner "
             "may read it."
         )
-    for doubt in told["warnings"]:
-        output.warn(doubt)
     lines = [
         ("file", f"{told['file']} ({megabytes(told['bytes'])} MB, opset {told['opset']})"),
         ("takes", ", ".join(told["inputs"])),

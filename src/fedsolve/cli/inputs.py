@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fedsolve.cli.features import DatasetOptions, StoreOptions, built
-from fedsolve.cli.options import Options, option
+from fedsolve.cli.options import Options, option, rare
 from fedsolve.cli.output import Output
 from fedsolve.data import partitions
 from fedsolve.data.backbones import Backbone
@@ -31,16 +31,10 @@ READING = "Reading the data"
 
 class DialectOptions(Options):
     title = READING
-    delimiter: str = option(
-        "auto", "csv: what separates cells; 'tab', or 'auto' to guess.", metavar="CHAR", more=True
-    )
-    decimal: str = option(
-        "auto", "csv: before fractions; auto: by which most cells are numbers.", metavar="SIGN", more=True
-    )
-    thousands: str = option(
-        "auto", "csv: between groups of three digits; '' for none.", metavar="SIGN", more=True
-    )
-    encoding: str = option("utf-8", "csv: of its text.", metavar="NAME", more=True)
+    delimiter: str = rare("auto", "csv: what separates cells; 'tab', or 'auto' to guess.", "CHAR")
+    decimal: str = rare("auto", "csv: before fractions; auto: by which most cells are numbers.", "SIGN")
+    thousands: str = rare("auto", "csv: between groups of three digits; '' for none.", "SIGN")
+    encoding: str = rare("utf-8", "csv: of its text.", "NAME")
 
     def dialect(self) -> Dialect:
         return Dialect(
@@ -49,22 +43,20 @@ class DialectOptions(Options):
 
 
 class TableOptions(DialectOptions):
-    features_key: str | None = option(
-        None, "npz: the features.", metavar="KEY", none="x_train, x_test, x, X, features, data", more=True
+    features_key: str | None = rare(
+        None, "npz: the features.", "KEY", none="x_train, x_test, x, X, features, data"
     )
-    labels_key: str | None = option(
-        None, "npz: labels.", metavar="KEY", none="y_train, y_test, y, Y, labels, label, target", more=True
+    labels_key: str | None = rare(
+        None, "npz: labels.", "KEY", none="y_train, y_test, y, Y, labels, label, target"
     )
     label: str | None = option(
-        None, "Label column.", metavar="NAME|INDEX", none="label, target, class, y, or the last"
+        None, "Label column.", "NAME|INDEX", none="label, target, class, y, or the last"
     )
     labels: str | None = option(
-        None, "Columns of several labels a row, each 0 or 1.", metavar="A,B", none="one label"
+        None, "Columns of several labels a row, each 0 or 1.", "A,B", none="one label"
     )
-    drop: tuple[str, ...] = option(
-        (), "csv, parquet: column to leave out. May be repeated.", metavar="NAME|INDEX", more=True
-    )
-    header: bool = option(True, "csv: whether line 1 has names.", more=True)
+    drop: tuple[str, ...] = rare((), "csv, parquet: column to leave out. May be repeated.", "NAME|INDEX")
+    header: bool = rare(True, "csv: whether line 1 has names.")
 
     def layout(self, client: str | None = None) -> ColumnLayout:
         """The layout that these options describe; client: the column that names owners."""
@@ -76,7 +68,7 @@ class TableOptions(DialectOptions):
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
     title = READING
     backbone: str | None = option(
-        None, "Makes features of images or text.", metavar="B", none=f"the model's, or {DEFAULT_BACKBONE}"
+        None, "Makes features of images or text.", "B", none=f"the model's, or {DEFAULT_BACKBONE}"
     )
 
     def reader(self, output: Output, client: str | None = None) -> RowReader:
@@ -137,16 +129,14 @@ class Division:
 class ClientOptions(Options):
     title = "Who owns which rows"
     clients: int = option(20, "How many clients.")
-    partition: str = option("iid", f"{', '.join(KINDS)}.", choices=tuple(KINDS), metavar="KIND")
+    partition: str = option("iid", f"{', '.join(KINDS)}.", "KIND", choices=tuple(KINDS))
     alpha: float = option(0.1, "dirichlet: the smaller, the more uneven.")
-    per_client: int = option(
-        2, "shards: how many shards of the rows, sorted by class, a client gets.", more=True
-    )
-    classes_per_client: int = option(2, "pathological: how many classes a client has.", more=True)
-    min_size: int = option(0, "The fewest rows a client may have.", more=True)
-    partition_seed: int = option(0, "Seed of the partition.", more=True)
+    per_client: int = rare(2, "shards: how many shards of the rows, sorted by class, a client gets.")
+    classes_per_client: int = rare(2, "pathological: how many classes a client has.")
+    min_size: int = rare(0, "The fewest rows a client may have.")
+    partition_seed: int = rare(0, "Seed of the partition.")
     client: str | None = option(
-        None, "Column or array that names each row's owner.", flag="--client-column", metavar="NAME"
+        None, "Column or array that names each row's owner.", "NAME", flag="--client-column"
     )
 
     def division(self, data: Sequence[str], schema: Schema | None) -> Division:

@@ -16,6 +16,7 @@ from fedsolve.cli.output import Output, facts, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, require_ciphers
 from fedsolve.network.security import Site
+from fedsolve.pages.words import known
 
 _FILES = "The files"
 _SERVER = "The server"
@@ -49,9 +50,7 @@ class _KeysCommand(Command):
 
 class KeyFolderOptions(Options):
     title = _FILES
-    keys: str | None = option(
-        None, "Folder made by 'fedsolve keys'.", metavar="DIR", none="FEDSOLVE_KEYS, else keys"
-    )
+    keys: str | None = option(None, "Folder made by 'fedsolve keys'.", "DIR", none="FEDSOLVE_KEYS, else keys")
 
     @property
     def key_folder(self) -> Keys:
@@ -67,12 +66,7 @@ class ServerKeyOptions(KeyFolderOptions):
         group=_SERVER,
     )
     hosts: tuple[str, ...] = option(
-        (),
-        "Its name for sites. May be repeated.",
-        flag="--host",
-        metavar="HOST",
-        none="as before",
-        group=_SERVER,
+        (), "Its name for sites. May be repeated.", "HOST", flag="--host", none="as before", group=_SERVER
     )
 
 
@@ -140,7 +134,7 @@ def client(options: SiteNameOptions, output: Output) -> None:
 
 class RegisterOptions(KeyFolderOptions):
     files: tuple[str, ...] = required(argument=True, metavar="NAME.pub...")
-    name: str | None = option(None, "Name of the site.", metavar="NAME", none="as in the file")
+    name: str | None = option(None, "Name of the site.", "NAME", none="as in the file")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -176,7 +170,7 @@ def remove(options: SiteNameOptions, output: Output) -> None:
 
 class RosterOptions(KeyFolderOptions):
     files: tuple[str, ...] = option((), argument=True, metavar="[NAME.pub...]")
-    gone: tuple[str, ...] = option((), "Take this site off.", flag="--remove", metavar="NAME")
+    gone: tuple[str, ...] = option((), "Take this site off.", "NAME", flag="--remove")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -219,8 +213,12 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     certificates.load_certificate(held.authority)
     sites = list(security.registered(held).values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
-    known = list(security.known_sites(held).values())
-    document = _server_facts(held) | {"sites": _listed(sites), "keys": _listed(own), "roster": _listed(known)}
+    others = list(security.known_sites(held).values())
+    document = _server_facts(held) | {
+        "sites": _listed(sites),
+        "keys": _listed(own),
+        "roster": _listed(others),
+    }
 
     def show(page: Console) -> None:
         facts(page, _server_lines(held))
@@ -235,8 +233,8 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
                 page.print("No site is registered yet: fedsolve keys register NAME.pub")
         if own:
             page.print(_sites_table("private key of", own))
-        if known:
-            page.print(_sites_table("known site", known))
+        if others:
+            page.print(_sites_table("known site", others))
 
     output.result(document, show)
 
@@ -269,11 +267,12 @@ def _server_facts(held: Keys) -> dict[str, Any]:
 
 def _server_lines(held: Keys) -> list[tuple[str, str]]:
     told = _server_facts(held)
-    lines = [
+    return [
         ("authority", f"{held.authority}, valid until {told['authority_valid_until']}"),
         ("fingerprint", told["authority_fingerprint"]),
+        (
+            "server",
+            known(told.get("valid_until"), lambda day: f"{held.server_certificate}, valid until {day}"),
+        ),
+        ("hosts", ", ".join(told.get("hosts", ()))),
     ]
-    if "hosts" in told:
-        lines.append(("server", f"{held.server_certificate}, valid until {told['valid_until']}"))
-        lines.append(("hosts", ", ".join(told["hosts"])))
-    return lines

@@ -15,7 +15,7 @@ import fedsolve.closedform.softmax
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
 from fedsolve.cli.command import ALL, TwoPages, config_table
-from fedsolve.cli.options import METHOD, DescribedOption, Options, Source, focus, option, source_of
+from fedsolve.cli.options import METHOD, DescribedOption, Options, Source, focus, option, rare, source_of
 from fedsolve.cli.output import Output
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.method import Method
@@ -57,19 +57,18 @@ class MethodOptions(Options):
     """Which method is trained; `chosen` has the parameters too, which are options of the command."""
 
     title = "Training"
-    method: str = option(DEFAULT_METHOD, f"{', '.join(_KEYS)}, ...", metavar="NAME")
+    method: str = option(DEFAULT_METHOD, f"{', '.join(_KEYS)}, ...", "NAME")
     preset: Literal["paper"] | None = option(
-        None, "paper: the paper's settings.", metavar="paper", none="chosen on rows held out"
+        None, "paper: the paper's settings.", "paper", none="chosen on rows held out"
     )
-    calibrate: bool | None = option(
+    calibrate: bool | None = rare(
         None,
         "Calibrate probabilities, or intervals, on held-out rows; a method that is not chosen trains twice.",
         flag="--calibrate/--no-calibrate",
         none="where a method or its settings are chosen",
-        more=True,
     )
-    class_weight: Literal["balanced"] | None = option(
-        None, "balanced: rare classes count like frequent ones.", metavar="HOW", none="by rows", more=True
+    class_weight: Literal["balanced"] | None = rare(
+        None, "balanced: rare classes count like frequent ones.", "HOW", none="by rows"
     )
 
     def chosen(self, output: Output) -> Method[Any]:

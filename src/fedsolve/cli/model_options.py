@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fedsolve.arrays import Array
-from fedsolve.cli.options import Options, option, required
+from fedsolve.cli.options import Options, option, rare, required
 from fedsolve.errors import DataError
 from fedsolve.model import Model, load_model
 from fedsolve.registry import allowing
@@ -13,17 +13,15 @@ from fedsolve.registry import allowing
 
 class AllowOptions(Options):
     networks: tuple[str, ...] = option(
-        (), "Function that may make a network. May be repeated.", flag="--allow-network", metavar="P.M:F"
+        (), "Function that may make a network. May be repeated.", "P.M:F", flag="--allow-network"
     )
     methods: tuple[str, ...] = option(
-        (), "Method from outside that may run. May be repeated.", flag="--allow-method", metavar="P.M:C"
+        (), "Method from outside that may run. May be repeated.", "P.M:C", flag="--allow-method"
     )
 
 
 class DeviceOptions(Options):
-    device: str = option(
-        "cpu", "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.", metavar="NAME", more=True
-    )
+    device: str = rare("cpu", "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.", "NAME")
 
 
 class ModelOptions(AllowOptions):

@@ -5,7 +5,7 @@ A command is a function of option classes. Each option is described once, beside
 
     class Saving(Options):
         title = "Training"
-        out: str | None = option(None, "Where to save the model.", metavar="FILE")
+        out: str | None = option(None, "Where to save the model.", "FILE")
 
     @command()
     def train(saving: Saving, output: Output) -> None: ...
@@ -64,6 +64,7 @@ class _Shown:
 def option(
     default: T,
     help: str = "",
+    metavar: str = "",
     *,
     more: bool = False,
     argument: bool = False,
@@ -74,16 +75,21 @@ def option(
 
     more:     whether it is one of the rarer options, which a command with two help pages shows on the longer.
     argument: whether it is a word of its own instead of an option. applies: the methods it goes with, by key.
-    stated:   what `fedsolve.parameters.parameter` takes.
+    metavar, stated: what `fedsolve.parameters.parameter` takes.
     """
-    made: Any = parameter(default, help, **stated)
+    made: Any = parameter(default, help, metavar=metavar, **stated)
     made.metadata = MappingProxyType({**made.metadata, _KEY: _Shown(more, argument, applies)})
     return typing.cast(T, made)
 
 
-def required(help: str = "", **stated: Any) -> Any:
+def rare(default: T, help: str = "", metavar: str = "", **stated: Any) -> T:
+    """The same for an option that only the longer help page shows."""
+    return option(default, help, metavar, more=True, **stated)
+
+
+def required(help: str = "", metavar: str = "", **stated: Any) -> Any:
     """The same for a value that must be given."""
-    return option(MISSING, help, **stated)
+    return option(MISSING, help, metavar, **stated)
 
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)

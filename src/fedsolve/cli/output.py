@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from fedsolve.cli.command import LAST, WIDTH
-from fedsolve.cli.options import Options, option
-from fedsolve.pages.words import harmless, one_line
+from fedsolve.cli.options import Options, option, rare
+from fedsolve.pages.words import harmless, known, one_line
 from fedsolve.watching.log_lines import Style, say
 
 # Every command comes through here: what only some of them need is imported where it is used.
@@ -52,24 +52,28 @@ class Output(Options):
     as_json: bool = option(
         False, 'Print one JSON document on stdout, also for an error: {"error": {...}}.', flag="--json"
     )
-    quiet: bool = option(False, "Print nothing but errors and warnings.", also="-q", more=True)
+    quiet: bool = rare(False, "Print nothing but errors and warnings.", also="-q")
     log: Style = "text"
     heard: Callable[[str], None] | None = None
 
     def result(self, document: dict[str, Any], shown: Shown = "") -> None:
-        """The outcome: as JSON, or as a sentence, names with values, or what a function draws."""
+        """The outcome: as JSON, or as a sentence, names with values, or what a function draws.
+
+        The warnings that it lists are lines on stderr too.
+        """
         if self.as_json:
             from fedsolve.pages.written_tables import plain
 
             click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
-        elif self.quiet or not shown:
-            return
-        elif callable(shown):
-            shown(console())
-        elif isinstance(shown, str):
-            console().print(shown, markup=False, soft_wrap=True)
-        else:
-            facts(console(), shown)
+        elif shown and not self.quiet:
+            if callable(shown):
+                shown(console())
+            elif isinstance(shown, str):
+                console().print(shown, markup=False, soft_wrap=True)
+            else:
+                facts(console(), shown)
+        for doubt in document.get("warnings", ()):
+            self.warn(doubt)
 
     def page(self) -> Console:
         """A page that grows while the command works; empty with --json and --quiet."""
@@ -94,11 +98,10 @@ class Output(Options):
     def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
         """A bar over exchanges, on stderr when that is a terminal: exchange n of N, layer, risk."""
 
-        def remark(record: Record) -> str:
-            return f"layer {record.step}" + ("" if record.risk is None else f", risk {record.risk:.4g}")
-
         with self.bar(title, "exchange") as advance:
-            yield lambda record, expected: advance(record.exchange + 1, expected, remark(record))
+            yield lambda record, expected: advance(
+                record.exchange + 1, expected, f"layer {record.step}{known(record.risk, ', risk {:.4g}')}"
+            )
 
     @contextmanager
     def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -128,9 +131,7 @@ class Output(Options):
 class LoggedOutput(Output):
     """The same for a command that runs for long."""
 
-    log: Style = option(
-        "text", "How lines on stderr and in log files are written; json: one object each.", more=True
-    )
+    log: Style = rare("text", "How lines on stderr and in log files are written; json: one object each.")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
@@ -152,7 +153,7 @@ def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
 
 
 def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
-    """Names and values in two columns, without rules."""
+    """Names and values in two columns, without rules; a name without a value is left out."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -160,7 +161,8 @@ def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in lines:
-        grid.add_row(escape(name), escape(harmless(value)))
+        if value:
+            grid.add_row(escape(name), escape(harmless(value)))
     return grid
 
 

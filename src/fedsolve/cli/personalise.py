@@ -15,7 +15,7 @@ from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.pages.words import percent
+from fedsolve.pages.words import known, percent
 from fedsolve.tables.npz import TrainOrTest
 
 _SITE = "The site"
@@ -23,12 +23,10 @@ _SITE = "The site"
 
 class PersonaliseOptions(UseOptions):
     data: str = required(argument=True)
-    out: str = required("The site's own model; mode 0600.", metavar="FILE", group=_SITE)
-    name: str | None = option(
-        None, "The site's name in the run.", metavar="NAME", none="it joins now", group=_SITE
-    )
+    out: str = required("The site's own model; mode 0600.", "FILE", group=_SITE)
+    name: str | None = option(None, "The site's name in the run.", "NAME", none="it joins now", group=_SITE)
     state: str | None = option(
-        None, "State folder of 'fedsolve client', with its part of the run.", metavar="DIR", group=_SITE
+        None, "State folder of 'fedsolve client', with its part of the run.", "DIR", group=_SITE
     )
     growing: bool = option(
         False, "apfl: keep the sums in the file, so that rows can be added to it in Python.", group=_SITE
@@ -94,13 +92,11 @@ def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
 
 
 def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    accuracy = told["accuracy"]
-    shared = "" if accuracy["shared"] is None else f", shared model {percent(accuracy['shared'])}"
-    lines = [("rows", f"{told['rows']:,} of {told['data']}")]
-    if told["balance"] is not None:
-        lines.append(("balance", f"{told['balance']:.2f}, ridge {told['refinement_ridge']:.3g}"))
-    lines.append(
-        ("accuracy", f"{percent(accuracy['personal'])} on these rows{shared}; measure it on other rows")
-    )
-    lines.append(("model", f"{told['out']} (for this site only)"))
-    return lines
+    accuracy, ridge = told["accuracy"], known(told["refinement_ridge"], ", ridge {:.3g}")
+    shared = known(accuracy["shared"], lambda share: f", shared model {percent(share)}")
+    return [
+        ("rows", f"{told['rows']:,} of {told['data']}"),
+        ("balance", known(told["balance"], "{:.2f}" + ridge)),
+        ("accuracy", f"{percent(accuracy['personal'])} on these rows{shared}; measure it on other rows"),
+        ("model", f"{told['out']} (for this site only)"),
+    ]

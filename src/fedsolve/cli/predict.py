@@ -16,7 +16,7 @@ from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, resolve
 from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Output, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.data.new_rows import beside_predictions, image_path, new_rows
@@ -44,9 +44,7 @@ from fedsolve.tables.preparation import far_outside
 
 
 class UseOptions(ModelOptions):
-    device: str | None = option(
-        None, "Where to compute: cpu, cuda, cuda:1, or auto.", metavar="NAME", none="cpu"
-    )
+    device: str | None = option(None, "Where to compute: cpu, cuda, cuda:1, or auto.", "NAME", none="cpu")
     part: TrainOrTest | None = option(
         None, "npz with x_train and x_test: which rows.", none="test", group=READING
     )
@@ -80,13 +78,11 @@ _PREDICTIONS = "Predictions"
 
 class PredictOptions(DepthOptions):
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
-    out: str | None = option(
-        None, "Where to write the csv.", metavar="FILE", none="stdout", group=_PREDICTIONS
-    )
+    out: str | None = option(None, "Where to write the csv.", "FILE", none="stdout", group=_PREDICTIONS)
     scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option(
-        (), "Column to write too. May be repeated.", metavar="NAME", none="identifiers", group=_PREDICTIONS
+        (), "Column to write too. May be repeated.", "NAME", none="identifiers", group=_PREDICTIONS
     )
     level: float | None = option(
         None,
@@ -96,7 +92,7 @@ class PredictOptions(DepthOptions):
         none="0.95",
         group=_PREDICTIONS,
     )
-    strict: bool = option(False, "Refuse numbers far from those of training.", group=READING, more=True)
+    strict: bool = rare(False, "Refuse numbers far from those of training.", group=READING)
 
 
 @command()
@@ -150,8 +146,6 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
         "rows": sum(map(len, rows)),
         "warnings": caveats(model) + strange,
     }
-    for doubt in document["warnings"]:
-        output.warn(doubt)
     beside = beside_predictions(rows)
     if output.as_json and options.out is None:
         named = {"label": "labels", "score": "scores", "probability": "probabilities"}
@@ -164,26 +158,24 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     text = _csv(beside, columns, np.array(model.labels) if model.labels else model.classes)
     if options.out is None:
         click.echo(text, nl=False)
-        return
-    write_text(options.out, text)
-    document["out"] = options.out
+    else:
+        write_text(options.out, text)
+        document["out"] = options.out
+        output.note(f"{document['rows']:,} predictions written to {options.out}")
     output.result(document)
-    output.note(f"{document['rows']:,} predictions written to {options.out}")
 
 
 class EvaluateOptions(DepthOptions):
     data: str = required(argument=True)
     staged: bool = option(False, "Accuracy after 0, 1, ..., T blocks instead.")
-    by: str | None = option(
-        None, "Also for each group of this column, such as sex.", metavar="NAME", group=_ASKED
-    )
-    html: str | None = option(None, "Write a page with figures too.", metavar="FILE", group=_ASKED)
+    by: str | None = option(None, "Also for each group of this column, such as sex.", "NAME", group=_ASKED)
+    html: str | None = option(None, "Write a page with figures too.", "FILE", group=_ASKED)
     sensitivity: float | None = option(
         None, "Two classes: threshold that finds this share of the second.", above=0, most=1, group=_ASKED
     )
     importance: bool = option(False, "What is lost without each column.", group=_ASKED)
     column: tuple[str, ...] = option(
-        (), "With --importance: only this column. May be repeated.", metavar="NAME", group=_ASKED
+        (), "With --importance: only this column. May be repeated.", "NAME", group=_ASKED
     )
 
     def check(self) -> None:
@@ -287,8 +279,6 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
             drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
 
     output.result(document, page)
-    for doubt in doubts:
-        output.warn(doubt)
 
 
 def _numbers(model: Model, features: list[Array], depth: dict[str, Any], level: float) -> dict[str, Array]:

@@ -10,7 +10,7 @@ import click
 
 from fedsolve.cli.keys import KeyFolderOptions
 from fedsolve.cli.method_options import MethodOptions, given_parameters
-from fedsolve.cli.options import option
+from fedsolve.cli.options import option, rare
 from fedsolve.errors import DataError
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import Task, spelled_labels
@@ -27,29 +27,23 @@ class RunOptions(KeyFolderOptions, MethodOptions):
     plain: bool = option(
         False, "No secure sums: this server sees each site's sums. Sites must allow it.", group=_SITES
     )
-    colluders: int = option(
-        0, "Sites that might side with this server, at most.", least=0, more=True, group=_SITES
+    colluders: int = rare(0, "Sites that might side with this server, at most.", least=0, group=_SITES)
+    unverified: bool = rare(
+        False, "Sites check no question; each must allow it (verified = false).", group=_SITES
     )
-    unverified: bool = option(
-        False, "Sites check no question; each must allow it (verified = false).", more=True, group=_SITES
+    signatures: int | None = rare(
+        None, "Sites that must check a question.", least=1, none="more than half", group=_SITES
     )
-    signatures: int | None = option(
-        None, "Sites that must check a question.", least=1, none="more than half", more=True, group=_SITES
-    )
-    classes: str | None = option(
-        None, "The class list.", metavar="A,B,...", none="all that sites send", group=_SITES
-    )
+    classes: str | None = option(None, "The class list.", "A,B,...", none="all that sites send", group=_SITES)
     schema: str | None = option(
-        None, "What a row of all sites is.", metavar="FILE", none="as proposed, or numbers", group=_SITES
+        None, "What a row of all sites is.", "FILE", none="as proposed, or numbers", group=_SITES
     )
-    schema_out: str | None = option(
-        None, "Where to write the schema, at the end (.toml).", metavar="FILE", more=True, group=_SITES
+    schema_out: str | None = rare(
+        None, "Where to write the schema, at the end (.toml).", "FILE", group=_SITES
     )
-    task: Task | None = option(
-        None, "What the labels are.", none="as the schema says, else classification", more=True
-    )
-    state: str = option("fedsolve-run", "Folder of the run; the same one continues it.", metavar="DIR")
-    out: str | None = option(None, "Where to save the model too.", metavar="FILE")
+    task: Task | None = rare(None, "What the labels are.", none="as the schema says, else classification")
+    state: str = option("fedsolve-run", "Folder of the run; the same one continues it.", "DIR")
+    out: str | None = option(None, "Where to save the model too.", "FILE")
 
     @cached_property
     def rows(self) -> Schema | None:

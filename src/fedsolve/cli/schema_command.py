@@ -30,28 +30,23 @@ from fedsolve.tables.table_file import ColumnLayout
 class SchemaOptions(DatasetOptions, DialectOptions):
     title = READING
     file: str = required(argument=True, metavar="DATA")
-    out: str | None = option(
-        None, "Where to write the schema (.toml).", metavar="FILE", none="stdout", group=LAST
-    )
-    label: str | None = option(None, "Label column.", metavar="NAME", none="label, target, class or y")
+    out: str | None = option(None, "Where to write the schema (.toml).", "FILE", none="stdout", group=LAST)
+    label: str | None = option(None, "Label column.", "NAME", none="label, target, class or y")
     labels: str | None = option(
-        None, "Columns of several labels a row, each 0 or 1.", metavar="A,B", none="one label"
+        None, "Columns of several labels a row, each 0 or 1.", "A,B", none="one label"
     )
     client: str | None = option(
-        None, "Column that names each row's owner.", flag="--client-column", metavar="NAME", none="none"
+        None, "Column that names each row's owner.", "NAME", flag="--client-column", none="none"
     )
     weight: str | None = option(
-        None, "Column with the weight of each row.", flag="--weight-column", metavar="NAME", none="none"
+        None, "Column with the weight of each row.", "NAME", flag="--weight-column", none="none"
     )
     task: Task | None = option(None, "What the labels are.", none="as they look")
     backbone: str | None = option(
-        None,
-        "Turns images or text columns into features.",
-        metavar="B",
-        none=f"{DEFAULT_BACKBONE}, of images",
+        None, "Turns images or text columns into features.", "B", none=f"{DEFAULT_BACKBONE}, of images"
     )
     text_column: tuple[str, ...] = option(
-        (), "Text for the backbone. May be repeated.", metavar="NAME", none="what looks like text"
+        (), "Text for the backbone. May be repeated.", "NAME", none="what looks like text"
     )
 
 

@@ -16,7 +16,7 @@ import click
 
 from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Interrupted, LoggedOutput, Output
 from fedsolve.cli.run_options import RunOptions
 from fedsolve.cli.watched import TrackerOptions, watched_run
@@ -28,7 +28,7 @@ from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import private_folder
-from fedsolve.pages.words import megabytes, percent
+from fedsolve.pages.words import known, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.schema_file import write_schema
@@ -52,35 +52,33 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
     title = "The run"
     listen: str = option(
-        f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", metavar="HOST:PORT", group=_NET
+        f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", "HOST:PORT", group=_NET
     )
     insecure: bool = option(
         False, "No TLS, no keys: anyone who reaches the port can take part and read all.", group=_NET
     )
-    engine: Literal["mailbox", "flower"] = option(
-        "mailbox", "What carries the messages: our own mailbox, or Flower.", more=True, group=_NET
+    engine: Literal["mailbox", "flower"] = rare(
+        "mailbox", "What carries the messages: our own mailbox, or Flower.", group=_NET
     )
-    superlink: str | None = option(
-        None, "Flower: name of its SuperLink.", metavar="NAME", none="Flower's default", more=True, group=_NET
+    superlink: str | None = rare(
+        None, "Flower: name of its SuperLink.", "NAME", none="Flower's default", group=_NET
     )
     clients: int = required("Sites to wait for.", least=1, group=_SITES)
-    missing: Literal["wait", "continue", "error"] = option(
-        "wait", "If a site is missing: wait, continue without it, or stop.", more=True, group=_SITES
+    missing: Literal["wait", "continue", "error"] = rare(
+        "wait", "If a site is missing: wait, continue without it, or stop.", group=_SITES
     )
-    min_clients: int = option(
-        1, "Sites that must have answered an exchange.", least=1, more=True, group=_SITES
+    min_clients: int = rare(1, "Sites that must have answered an exchange.", least=1, group=_SITES)
+    patience: float | None = rare(
+        None, "Wait for an answer.", "SECONDS", above=0, none="for ever", group=_SITES
     )
-    patience: float | None = option(
-        None, "Wait for an answer.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
-    )
-    gather: float | None = option(
-        None, "Wait for all to come.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
+    gather: float | None = rare(
+        None, "Wait for all to come.", "SECONDS", above=0, none="for ever", group=_SITES
     )
     state: str = option("fedsolve-server")
-    status: int | None = option(
-        None, "Page and metrics, on loopback; 0: any port.", least=0, most=65535, metavar="PORT", more=True
+    status: int | None = rare(
+        None, "Page and metrics, on loopback; 0: any port.", "PORT", least=0, most=65535
     )
-    evaluate: bool = option(False, "Measure accuracy, or R², on the sites' rows, in one exchange.", more=True)
+    evaluate: bool = rare(False, "Measure accuracy, or R², on the sites' rows, in one exchange.")
 
     @property
     def authority(self) -> Path | None:
@@ -143,8 +141,6 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
         raise Interrupted(told) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, run_lines(document))
-    for doubt in document["warnings"]:
-        output.warn(doubt)
 
 
 def _run(
@@ -367,23 +363,18 @@ def _interrupt(*_: object) -> None:
 
 
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [
+    return [
         ("method", told["method"]),
         *(("chosen", f"{one['method']}, of {len(told['tried'])}") for one in told["tried"] if one["chosen"]),
         ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
-        ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
+        ("traffic", traffic_words(told)),
+        ("", told["catch_up_bytes"] and f"{megabytes(told['catch_up_bytes'])} MB down to catch up"),
+        *(("missing", f"exchange {int(n) + 1}: {', '.join(names)}") for n, names in told["missing"].items()),
+        ("R²", known(told.get("r2"), "{:.4f} on the sites' rows")),
+        ("accuracy", known(told.get("accuracy"), lambda share: f"{percent(share)} on the sites' rows")),
+        ("model", told["model"]),
+        ("report", told["report"]),
+        ("result", f"fedsolve info {told['model']}" if "result" in told else ""),
     ]
-    if told["catch_up_bytes"]:
-        lines.append(("", f"{megabytes(told['catch_up_bytes'])} MB down to catch up"))
-    for exchange, missing in told["missing"].items():
-        lines.append(("missing", f"exchange {int(exchange) + 1}: {', '.join(missing)}"))
-    if told.get("r2") is not None:
-        lines.append(("R²", f"{told['r2']:.4f} on the sites' rows"))
-    if told.get("accuracy") is not None:
-        lines.append(("accuracy", f"{percent(told['accuracy'])} on the sites' rows"))
-    lines += [("model", told["model"]), ("report", told["report"])]
-    if "result" in told:
-        lines.append(("result", f"fedsolve info {told['model']}"))
-    return lines

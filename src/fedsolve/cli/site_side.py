@@ -48,17 +48,17 @@ class SiteOptions(KeyFolderOptions, AllowOptions):
     insecure: bool = False
     plain: bool = option(False, "No secure sums: let the server see this site's own sums.")
     policy: str | None = option(
-        None, "Limits on what this site answers (TOML).", metavar="FILE", none="strict limits"
+        None, "Limits on what this site answers (TOML).", "FILE", none="strict limits"
     )
-    name: str = required("Its name, as it is registered.", metavar="NAME")
+    name: str = required("Its name, as it is registered.", "NAME")
     classes: str | None = option(
-        None, "Refuse a run with another class list.", metavar="A,B,...", none="any with its labels"
+        None, "Refuse a run with another class list.", "A,B,...", none="any with its labels"
     )
     share_classes: bool = option(
         False, "Allow sending the names of this site's classes when the server has no list."
     )
     state: str | None = option(
-        None, "Folder of its state, with what it sent.", metavar="DIR", none="fedsolve-client-NAME"
+        None, "Folder of its state, with what it sent.", "DIR", none="fedsolve-client-NAME"
     )
 
     @property
@@ -68,10 +68,10 @@ class SiteOptions(KeyFolderOptions, AllowOptions):
 
 class SiteDataOptions(RowOptions):
     title = "This site's data"
-    data: str = required("File or address, as for 'train'.", metavar="DATA")
+    data: str = required("File or address, as for 'train'.", "DATA")
     backbone: str | None = option(None, "What turns images into features.", none=DEFAULT_BACKBONE)
     schema: str | None = option(
-        None, "What a row is; a server with another is refused.", metavar="FILE", none="plain numbers"
+        None, "What a row is; a server with another is refused.", "FILE", none="plain numbers"
     )
     propose: bool = option(
         False,

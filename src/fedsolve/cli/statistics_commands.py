@@ -46,21 +46,21 @@ class SiteRows(DialectOptions):
     title = READING
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     client: str | None = option(
-        None, "Column that names each row's site.", flag="--client-column", metavar="NAME", none="by files"
+        None, "Column that names each row's site.", "NAME", flag="--client-column", none="by files"
     )
     schema: str | None = option(
-        None, "What the columns are ('fedsolve schema').", metavar="FILE", none="as the files show"
+        None, "What the columns are ('fedsolve schema').", "FILE", none="as the files show"
     )
     secure: bool = option(False, "Secure sums: only totals are visible.", group=_RESULT)
     epsilon: float | None = option(
         None, "Noise that hides a row: of glm, describe and release.", group=_RESULT, none="no noise"
     )
-    out: str | None = option(None, "Save the result (.safetensors).", metavar="FILE", group=_RESULT)
+    out: str | None = option(None, "Save the result (.safetensors).", "FILE", group=_RESULT)
     table: str | None = option(
-        None, "Write the table: .md, .tex, .csv, .json or, of describe, .html.", metavar="FILE", group=_RESULT
+        None, "Write the table: .md, .tex, .csv, .json or, of describe, .html.", "FILE", group=_RESULT
     )
     plot: str | None = option(
-        None, "Draw the forest plot or the curves: .svg or .png.", metavar="FILE", group=_RESULT
+        None, "Draw the forest plot or the curves: .svg or .png.", "FILE", group=_RESULT
     )
 
 

@@ -33,7 +33,7 @@ _AWAY = 30.0
 class StatusOptions(Options):
     where: str = option("fedsolve-server", argument=True, metavar="[FOLDER|PORT]")
     once: bool = option(False, "Show the state once and exit.")
-    every: float = option(1.0, "Time between two updates.", metavar="SECONDS", least=0.2, most=3600)
+    every: float = option(1.0, "Time between two updates.", "SECONDS", least=0.2, most=3600)
 
 
 @command()

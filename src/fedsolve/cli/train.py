@@ -17,7 +17,7 @@ from fedsolve.backends.devices import check_name, resolve
 from fedsolve.cli.inputs import READING, ClientOptions, Division, RowOptions
 from fedsolve.cli.method_options import MethodCommand, MethodOptions, is_gradient
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Interrupted, Output
 from fedsolve.cli.train_report import counts_of, show_training
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
@@ -60,32 +60,30 @@ def is_personal(key: str) -> bool:
 class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     title = "Training"
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
-    out: str | None = option(None, "Where to save the model (.safetensors).", metavar="FILE")
+    out: str | None = option(None, "Where to save the model (.safetensors).", "FILE")
     test: str | None = option(
-        None, "Rows to evaluate on after training.", metavar="DATA", none="the data's test part"
+        None, "Rows to evaluate on after training.", "DATA", none="the data's test part"
     )
-    task: Task | None = option(
-        None, "What the labels are: classes, or numbers.", none="as they look", more=True
-    )
+    task: Task | None = rare(None, "What the labels are: classes, or numbers.", none="as they look")
     personal: str | None = option(
-        None, "Folder for the clients' own models, CLIENT.safetensors.", metavar="DIR", applies=is_personal
+        None, "Folder for the clients' own models, CLIENT.safetensors.", "DIR", applies=is_personal
     )
-    workers: int | None = option(None, "Clients to compute at the same time.", none="all cores", more=True)
-    engine: Literal["local", "ray"] = option(
-        "local", "local: threads here; ray: workers on the cluster of RAY_ADDRESS, or here.", more=True
+    workers: int | None = rare(None, "Clients to compute at the same time.", none="all cores")
+    engine: Literal["local", "ray"] = rare(
+        "local", "local: threads here; ray: workers on the cluster of RAY_ADDRESS, or here."
     )
     secure: bool = option(False, "Secure sums: only totals are visible (needs fedsolve[privacy]).")
-    calibrate: bool | None = option(None, none="closed-form methods do", more=True)
+    calibrate: bool | None = rare(None, none="closed-form methods do")
     class_weight: Literal["balanced"] | None = option(None)
-    checkpoint: str | None = option(None, "Save the state after every exchange.", metavar="FILE")
+    checkpoint: str | None = option(None, "Save the state after every exchange.", "FILE")
     resume: bool = option(False, "Continue from --checkpoint if that file exists.")
     evaluate_every: int | None = option(
-        None, "Evaluate on the test rows every N rounds too.", least=1, metavar="N", applies=is_gradient
+        None, "Evaluate on the test rows every N rounds too.", "N", least=1, applies=is_gradient
     )
     schema: str | None = option(
-        None, "What the columns are.", metavar="FILE", none="proposed if not all numbers", group=READING
+        None, "What the columns are.", "FILE", none="proposed if not all numbers", group=READING
     )
-    schema_out: str | None = option(None, "Where to write the schema (.toml).", metavar="FILE", group=READING)
+    schema_out: str | None = option(None, "Where to write the schema (.toml).", "FILE", group=READING)
 
     def calibrates(self, method: Method[Any]) -> bool:
         """Whatever has a closed form: in one process it costs little."""
@@ -285,8 +283,6 @@ def _train(
         model, data, test, accuracy, plain=described is None, balanced=options.class_weight is not None
     )
     output.result(document, lambda page: show_training(page, document))
-    for doubt in document["warnings"]:
-        output.warn(doubt)
 
 
 def _check_regression(options: TrainOptions, method: Method[Any], split: Division) -> None:

@@ -14,11 +14,13 @@ from fedsolve.cli.output import facts, table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.local import LocalFederation
-from fedsolve.pages.words import megabytes, percent
+from fedsolve.pages.words import known, percent, traffic_words
 from fedsolve.tables.table_file import Table
 
 _TELLING = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
 """The settings that tell candidates apart."""
+_UNEVEN = "; heterogeneity {:.2f} of 1"
+_SHARED_PART = "of the shared part by itself, which is not meant to predict (see --personal)"
 
 
 def counts_of(data: Table, federation: LocalFederation, split: Division, spec: Spec) -> dict[str, Any]:
@@ -43,7 +45,6 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
 def show_training(page: Console, told: dict[str, Any]) -> None:
     split, numbers = told["partition"], told["classes"] is None and not told["labels"]
     accuracy, of_what = (told["r2"], "R²") if numbers else (told["accuracy"], "accuracy")
-    shown = "{:.4f}".format if numbers else percent
     empty = f", {told['empty_clients']} of them empty" if told["empty_clients"] else ""
     dealt = "named by the data" if split["kind"] == "named" else split["kind"]
     compared = any(one["loss"] is not None for one in told["tried"])
@@ -52,61 +53,65 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
     if parts == ["calibration"]:
         parts.insert(0, "a training without the rows held out")
     twice = f" ({', '.join(parts)} and training)" if parts else ""
-    uneven = "" if told["classes"] is None else f"; heterogeneity {split['heterogeneity']:.2f} of 1"
     settings = ("layers", "width", "ridge", "epochs", "batch", "rate")
     shown_settings = ", ".join(f"{n} {v}" for n, v in told["parameters"].items() if n in settings)
     several = f"{len(told['labels'] or ())} labels each"
     predicts = (
         "a number each" if numbers else several if told["labels"] else f"{len(told['classes'])} classes"
     )
+
+    def scored(share: float | None, on: str, form: Any = "{:.4f}".format if numbers else percent) -> str:
+        return "" if share is None else f"{form(share)} {on}"
+
+    if compared:
+        _show_tried(page, told["tried"])
     lines = [
         ("method", f"{told['method']} ({shown_settings})"),
-        ("clients", f"{told['clients']}{empty} ({dealt}{uneven})"),
+        ("clients", f"{told['clients']}{empty} ({dealt}{known(split['heterogeneity'], _UNEVEN)})"),
         ("rows", f"{told['rows']:,} of {told['features']:,} features, {predicts}"),
         *(_network_lines(told) if "weights" in told else ()),
         ("exchanges", f"{told['exchanges']}{twice}"),
-        ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
-        *[("sums", "secret: clients' answers were masked, only totals were opened")] * told["secure"],
+        ("traffic", traffic_words(told)),
+        ("sums", "secret: clients' answers were masked, only totals were opened" * told["secure"]),
         ("seconds", f"{told['seconds']:.2f}"),
-        (of_what, f"{shown(accuracy['train'])} on the clients' training rows"),
+        (of_what, scored(accuracy["train"], "on the clients' training rows")),
+        ("", scored(accuracy["held_out"], "on rows held out, before all were trained on")),
+        ("", scored(accuracy["test"], f"on {told['test_rows'] or 0:,} test rows")),
+        ("probabilities", known(told["calibration"], _calibrated)),
+        ("predictions", known(told["intervals"], _within)),
+        ("", "" if told["predicts"] else _SHARED_PART),
+        ("", scored(told.get("final_accuracy"), "on them over the last tenth of the rounds", percent)),
+        *([] if told["personal"] is None else _personal_lines(told["personal"])),
+        ("model", told["model"]),
     ]
-    if accuracy["held_out"] is not None:
-        lines.append(("", f"{shown(accuracy['held_out'])} on rows held out, before all were trained on"))
-    if accuracy["test"] is not None:
-        lines.append(("", f"{shown(accuracy['test'])} on {told['test_rows']:,} test rows"))
-    if told["calibration"] is not None:
-        seen = told["calibration"]["metrics"]
-        reached = f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})"
-        calibrated = f"calibrated on {told['calibration']['held_out_rows']:,} rows held out"
-        lines.append(("probabilities", f"{calibrated} {reached}"))
-    if told["intervals"] is not None:
-        seen = told["intervals"]
-        reach, errors = ", ".join(f"{far:.4g}" for far in seen["reach"]), seen["metrics"]
-        reached = f"(mean absolute error {errors['mae']:.4g}, root mean squared {errors['rmse']:.4g})"
-        held = f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out"
-        lines.append(("predictions", f"{held} {reached}"))
-    if not told["predicts"]:
-        lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
-    if told.get("final_accuracy") is not None:
-        lines.append(("", f"{percent(told['final_accuracy'])} on them over the last tenth of the rounds"))
-    if told["personal"] is not None:
-        lines += _personal_lines(told["personal"])
-    if told["model"] is not None:
-        lines.append(("model", told["model"]))
-    if compared:
-        page.print(tried_table(told["tried"]))
-        if told["tried"][0]["errors"] is not None:
-            page.print(
-                "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
-                "exchanges is taken, then with the fewest numbers told.\n"
-            )
-        marks = [(one["method"], one["errors"], one["loss"]) for one in told["tried"] if one["loss"]]
-        if len(set(marks)) < len(marks):
-            page.print(
-                "Rows with the same numbers differ in a setting without effect here, such as the scale of "
-                "columns that have unit variance already.\n"
-            )
     facts(page, lines)
+
+
+def _calibrated(told: dict[str, Any]) -> str:
+    seen = told["metrics"]
+    reached = f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})"
+    return f"calibrated on {told['held_out_rows']:,} rows held out {reached}"
+
+
+def _within(told: dict[str, Any]) -> str:
+    reach, errors = ", ".join(f"{far:.4g}" for far in told["reach"]), told["metrics"]
+    reached = f"(mean absolute error {errors['mae']:.4g}, root mean squared {errors['rmse']:.4g})"
+    return f"± {reach} hold 95 % of {told['held_out_rows']:,} rows held out {reached}"
+
+
+def _show_tried(page: Console, tried: Sequence[Mapping[str, Any]]) -> None:
+    page.print(tried_table(tried))
+    if tried[0]["errors"] is not None:
+        page.print(
+            "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
+            "exchanges is taken, then with the fewest numbers told.\n"
+        )
+    marks = [(one["method"], one["errors"], one["loss"]) for one in tried if one["loss"]]
+    if len(set(marks)) < len(marks):
+        page.print(
+            "Rows with the same numbers differ in a setting without effect here, such as the scale of "
+            "columns that have unit variance already.\n"
+        )
 
 
 def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -122,23 +127,18 @@ def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
         low, middle, high = np.quantile(list(told["refinement_ridges"].values()), (0.0, 0.5, 1.0))
         if low < high:
             lines.append(("ridge", f"{middle:.3g} ({low:.3g} to {high:.3g} over the clients)"))
-    if told["folder"] is not None:
-        lines.append(("their models", f"{told['folder']}/CLIENT.safetensors"))
-    return lines
+    return [*lines, ("their models", known(told["folder"], "{}/CLIENT.safetensors"))]
 
 
 def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
     parameters = told["parameters"]
-    drift = "" if told["drift"] is None else f", drift {told['drift']:.4g}"
-    loss = "" if told["loss"] is None else f", local loss {told['loss']:.4f} in the last"
-    lines = [
+    loss = known(told["loss"], ", local loss {:.4f} in the last") + known(told["drift"], ", drift {:.4g}")
+    last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
+    return [
         ("network", f"{parameters['network']} ({told['weights']:,} weights)"),
-        ("rounds", f"{told['rounds']}{loss}{drift}"),
+        ("rounds", f"{told['rounds']}{loss}"),
+        ("feedback", known(parameters["feedback"], "{}" + last)),
     ]
-    if parameters["feedback"] is not None:
-        last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
-        lines.append(("feedback", f"{parameters['feedback']}{last}"))
-    return lines
 
 
 def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
@@ -150,11 +150,11 @@ def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
             ", ".join(
                 f"{n.replace('_', ' ')} {one['settings'][n]}" for n in _TELLING if n in one["settings"]
             ),
-            "" if one["layers"] is None else str(one["layers"]),
-            "" if one["errors"] is None else percent(1.0 - one["errors"]),
-            "" if one["loss"] is None else f"{one['loss']:.4f}",
-            "" if one["exchanges"] is None else str(one["exchanges"]),
-            "" if one["numbers"] is None else f"{one['numbers']:,}",
+            known(one["layers"]),
+            known(one["errors"], lambda share: percent(1.0 - share)),
+            known(one["loss"], "{:.4f}"),
+            known(one["exchanges"]),
+            known(one["numbers"], "{:,}"),
             one["left_out"],
         )
         for one in tried

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsolve.cli.options import Options, option
+from fedsolve.cli.options import Options, option, rare
 from fedsolve.cli.output import Output
 from fedsolve.federation.followers import Followers
 from fedsolve.tracking import ADDRESSES, tracker
@@ -26,9 +26,7 @@ class WatchOptions(Options):
 
 class TrackerOptions(Options):
     title = "Training"
-    tracker: tuple[str, ...] = option(
-        (), f"Write the run to {ADDRESSES}. May be repeated.", metavar="KIND:PLACE", more=True
-    )
+    tracker: tuple[str, ...] = rare((), f"Write the run to {ADDRESSES}. May be repeated.", "KIND:PLACE")
 
     def followers(self) -> Followers:
         """The trackers as one follower; their stores are open and were tried."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 LONGEST = 2000
 """The longest remark in characters, so that nobody can flood a terminal."""
@@ -67,6 +68,17 @@ def megabytes(nbytes: float) -> str:
     if value == 0 or value >= 100:
         return f"{value:,.0f}"
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1}f}"
+
+
+def traffic_words(told: Mapping[str, Any]) -> str:
+    return f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"
+
+
+def known(value: Any, form: str | Callable[[Any], str] = "{}") -> str:
+    """The value in this form, such as ", {:.2f} left"; nothing where there is no value."""
+    if value is None:
+        return ""
+    return form.format(value) if isinstance(form, str) else form(value)
 
 
 def one_line(text: str) -> str:
