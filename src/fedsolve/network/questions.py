@@ -146,8 +146,10 @@ class Questions:
                 raise Missing("absent", f"not connected {waited}")
             self._roster.look(0.5)
             self._roster.admit(0.0)  # one that comes back may be another node
+            settled = {*self._report.missing, *self._report.answered}
             for other in self._asked:
-                self._follow(other)
+                if other not in settled:
+                    self._follow(other)
             if time.monotonic() - began > self._talk.grace:
                 state = "it has not answered yet" if member.online else "it is not connected"
                 self._talk.tell_once(f"{self._where}: waiting for '{name}': {state}")
@@ -173,11 +175,10 @@ class Questions:
 
     def _follow(self, name: str) -> None:
         """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
-        member, report, asked = self._roster.members.get(name), self._report, self._asked[name]
-        if member is None or name in report.missing or name in report.answered or not member.online:
-            return
-        if asked.message is None or member.node.activation != asked.activation:
-            self._ask_again(name)
+        member, asked = self._roster.members.get(name), self._asked[name]
+        if member is not None and member.online:
+            if asked.message is None or member.node.activation != asked.activation:
+                self._ask_again(name)
 
     def _ask_again(self, name: str) -> None:
         self.put(name)
