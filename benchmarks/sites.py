@@ -76,6 +76,7 @@ class CountedFederation(NetworkFederation):
     def __init__(self, *words: Any, **settings: Any) -> None:
         super().__init__(*words, **settings)
         self.down, self.up, self.seconds = Counter[str](), Counter[str](), Counter[str]()
+        self.took: dict[str, Counter[str]] = {}
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int
@@ -87,11 +88,18 @@ class CountedFederation(NetworkFederation):
             sealed = arrays["sealed"].nbytes if "sealed" in arrays else 0
             self.down["sealed"] += sealed
             self.down[kinds[name]] += len(letter) - sealed
-        started = time.perf_counter()
+        started, there = time.perf_counter(), running()
+        before = {kind: processor(pids) for kind, pids in there.items()}
         for name, reply in super().carry(channel, letters, largest):
             self.up[kinds[name]] += 0 if isinstance(reply, Exception) else len(reply)
             yield name, reply
-        self.seconds[next(iter(kinds.values()))] += time.perf_counter() - started
+        about, seconds = next(iter(kinds.values())), time.perf_counter() - started
+        self.seconds[about] += seconds
+        spent = {kind: processor(pids) - before[kind] for kind, pids in there.items()}
+        self.took.setdefault(about, Counter()).update(spent)
+        if len(kinds) >= TOLD:
+            words = ", ".join(f"{kind} {took:.1f}" for kind, took in spent.items())
+            click.echo(f"  {about} to {len(kinds)}: {seconds:.1f} s; processor s: {words}", err=True)
 
 
 @contextmanager
@@ -120,6 +128,9 @@ def federation(
             secure=not plain,
         )
 
+
+TOLD = 500
+"""Letters of one kind from which on they are told of as soon as they are answered."""
 
 LIMIT = 600.0
 """Seconds after which an exchange counts as one that does not end."""
