@@ -36,6 +36,7 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import OtherWork
 from benchmarks.network import CLASSES, free_port, process, site_keys
+from fedsolve.arrays import Array
 from fedsolve.container import from_bytes
 from fedsolve.errors import TermError
 from fedsolve.federation.participant import Participant
@@ -45,6 +46,7 @@ from fedsolve.network.answering import Answerer
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.node import Connection, SiteNode
+from fedsolve.network.parcels import Note
 from fedsolve.network.security import load_client_key, registered
 from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
@@ -56,18 +58,30 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _KINDS = {"network.gate": "gate", "benchmarks.sites": "sites"}
 
 
+_TURN = threading.Lock()
+
+
+class InTurn(Answerer):
+    """A site that answers while no other of its process does: hundreds of threads that all want Python's lock
+    spend most of their time on asking for it."""
+
+    def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        with _TURN:
+            return super().reply(note, payload)
+
+
 def site(number: int, rows: int, features: int, keys: Keys, verify: Verify | None) -> Answerer:
     """A site with random rows, the same whenever it is made. verify: None where sums are plain."""
     rng, name = np.random.default_rng(number), f"site-{number}"
     data = fs.ClientData(rng.standard_normal((rows, features)), np.arange(rows) % CLASSES)
     if verify is None:
-        return Answerer(name, data)
+        return InTurn(name, data)
     sign = signer(load_client_key(keys, name))
 
     def attend(participant: Participant) -> None:
         SecureClient(participant, sign, verify, policy=SitePolicy()).attend()
 
-    return Answerer(name, data, attend=attend)
+    return InTurn(name, data, attend=attend)
 
 
 class CountedFederation(NetworkFederation):
