@@ -6,9 +6,9 @@ questions that sites check. The first exchange holds what a run begins with: the
 the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
 site, the largest memory of every kind of process, and the processor time that each took.
 
-Every site verifies signatures of more than half of the others, so that all sites on one machine take time
-that grows with the square of their number; on machines of their own they do it at the same time. With
---remember the sites of a process verify a signature once, for all of them.
+The sites of a process answer in turn, so that all of them take the time of one after the other; on machines of
+their own they answer at the same time. What a site takes by itself is the processor time of all divided by
+their number. With --remember the sites of a process verify a signature once, for all of them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class CountedFederation(NetworkFederation):
     def __init__(self, *words: Any, **settings: Any) -> None:
         super().__init__(*words, **settings)
         self.down, self.up, self.seconds = Counter[str](), Counter[str](), Counter[str]()
-        self.took: dict[str, Counter[str]] = {}
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int
@@ -110,7 +109,6 @@ class CountedFederation(NetworkFederation):
         about, seconds = next(iter(kinds.values())), time.perf_counter() - started
         self.seconds[about] += seconds
         spent = {kind: processor(pids) - before[kind] for kind, pids in there.items()}
-        self.took.setdefault(about, Counter()).update(spent)
         if len(kinds) >= TOLD:
             words = ", ".join(f"{kind} {took:.1f}" for kind, took in spent.items())
             click.echo(f"  {about} to {len(kinds)}: {seconds:.1f} s; processor s: {words}", err=True)
@@ -227,6 +225,7 @@ def measure(
 def line(found: Mapping[str, Any]) -> list[str]:
     """The same as a line of the table."""
     spent = [f"{kind} {each['MB']} MB, {each['processor_s']} s" for kind, each in found["processes"].items()]
+    spent.append(f"a site {1000 * found['processes']['sites']['processor_s'] / found['sites']:.0f} ms")
     later, share = found["next_s"], found["others"]
     times = [f"{found['setup_s']:.1f}", f"{found['setup_MB_a_site']:.2f}", f"{found['first_s']:.1f}"]
     times.append("-" if later is None else f"{later:.2f}")

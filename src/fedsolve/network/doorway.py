@@ -48,8 +48,13 @@ class Doorway(socket.socket):
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         door = cls(family)
+        # Connections of an earlier one that are closing do not count.
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(place)
+        try:
+            door.bind(place)
+        except OSError:
+            door.close()
+            raise
         door.setblocking(False)
         return door
 
