@@ -6,8 +6,8 @@ questions that sites check. The first exchange holds what a run begins with: the
 the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
 site, the largest memory of every kind of process, and the processor time that each took.
 
-The sites of a process answer in turn, so that all of them take the time of one after the other; on machines of
-their own they answer at the same time. What a site takes by itself is the processor time of all divided by
+The sites of a process answer in turn, so that together they take the time of one after the other; on machines
+of their own they answer at the same time. What a site takes by itself is the processor time of all divided by
 their number. With --remember the sites of a process verify a signature once, for all of them.
 """
 

@@ -176,9 +176,10 @@ class Questions:
     def _follow(self, name: str) -> None:
         """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
         member, asked = self._roster.members.get(name), self._asked[name]
-        if member is not None and member.online:
-            if asked.message is None or member.node.activation != asked.activation:
-                self._ask_again(name)
+        if member is None or not member.online:
+            return
+        if asked.message is None or member.node.activation != asked.activation:
+            self._ask_again(name)
 
     def _ask_again(self, name: str) -> None:
         self.put(name)
