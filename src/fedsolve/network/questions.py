@@ -73,22 +73,18 @@ class Questions:
 
     report:  where it is noted who was asked again; who is missing or has answered is not asked any more.
     where:   what people are told that is being waited for.
-    send:    sends these members what they are asked now; the ids under which they answer.
     started: when patience begins; now when None.
     """
 
-    def __init__(
-        self,
-        talk: Talk,
-        report: CohortReport,
-        where: str,
-        send: Callable[[Sequence[str]], list[str]],
-        started: float | None = None,
-    ) -> None:
-        self._talk, self._roster = talk, talk.roster
-        self._report, self._where, self._send = report, where, send
+    def __init__(self, talk: Talk, report: CohortReport, where: str, started: float | None = None) -> None:
+        self._talk, self._roster, self._agreement = talk, talk.roster, talk.agreement
+        self._report, self._where = report, where
         self._deadline = deadline(talk.patience, started)
         self._asked: dict[str, _Asked] = {}
+
+    def _send(self, names: Sequence[str]) -> list[str]:
+        """Send these members what they are asked now; the ids under which they answer."""
+        raise NotImplementedError
 
     def ask(self, names: Sequence[str]) -> None:
         """Send the question to all of these that are there; the others are asked when they come."""
@@ -106,7 +102,7 @@ class Questions:
         asked.message = self._send([name])[0]
         asked.activation = self._roster.members[name].node.activation
 
-    def answer(self, name: str, read: Callable[[Reply], T]) -> T:
+    def taken(self, name: str, read: Callable[[Reply], T]) -> T:
         """What `read` makes of this member's reply; raises `Missing`, or what is wrong with it.
 
         A reply that `read` refuses with a `TermError` is asked for again, a few times.
