@@ -6,9 +6,9 @@ questions that sites check. The first exchange holds what a run begins with: the
 the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
 site, the largest memory of every kind of process, and the processor time that each took.
 
-Every site verifies signatures of more than half of the others, so that all sites on one machine take time
-that grows with the square of their number; on machines of their own they do it at the same time. With
---remember the sites of a process verify a signature once, for all of them.
+The sites of a process answer in turn, so that together they take the time of one after the other; on machines
+of their own they answer at the same time. What a site takes by itself is the processor time of all divided by
+their number. With --remember the sites of a process verify a signature once, for all of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import OtherWork
 from benchmarks.network import CLASSES, free_port, process, site_keys
+from fedsolve.arrays import Array
 from fedsolve.container import from_bytes
 from fedsolve.errors import TermError
 from fedsolve.federation.participant import Participant
@@ -45,6 +46,7 @@ from fedsolve.network.answering import Answerer
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.node import Connection, SiteNode
+from fedsolve.network.parcels import Note
 from fedsolve.network.security import load_client_key, registered
 from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
@@ -56,18 +58,30 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _KINDS = {"network.gate": "gate", "benchmarks.sites": "sites"}
 
 
+_TURN = threading.Lock()
+
+
+class InTurn(Answerer):
+    """A site that answers while no other of its process does: hundreds of threads that all want Python's lock
+    spend most of their time on asking for it."""
+
+    def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        with _TURN:
+            return super().reply(note, payload)
+
+
 def site(number: int, rows: int, features: int, keys: Keys, verify: Verify | None) -> Answerer:
     """A site with random rows, the same whenever it is made. verify: None where sums are plain."""
     rng, name = np.random.default_rng(number), f"site-{number}"
     data = fs.ClientData(rng.standard_normal((rows, features)), np.arange(rows) % CLASSES)
     if verify is None:
-        return Answerer(name, data)
+        return InTurn(name, data)
     sign = signer(load_client_key(keys, name))
 
     def attend(participant: Participant) -> None:
         SecureClient(participant, sign, verify, policy=SitePolicy()).attend()
 
-    return Answerer(name, data, attend=attend)
+    return InTurn(name, data, attend=attend)
 
 
 class CountedFederation(NetworkFederation):
@@ -87,11 +101,17 @@ class CountedFederation(NetworkFederation):
             sealed = arrays["sealed"].nbytes if "sealed" in arrays else 0
             self.down["sealed"] += sealed
             self.down[kinds[name]] += len(letter) - sealed
-        started = time.perf_counter()
+        started, there = time.perf_counter(), running()
+        before = {kind: processor(pids) for kind, pids in there.items()}
         for name, reply in super().carry(channel, letters, largest):
             self.up[kinds[name]] += 0 if isinstance(reply, Exception) else len(reply)
             yield name, reply
-        self.seconds[next(iter(kinds.values()))] += time.perf_counter() - started
+        about, seconds = next(iter(kinds.values())), time.perf_counter() - started
+        self.seconds[about] += seconds
+        spent = {kind: processor(pids) - before[kind] for kind, pids in there.items()}
+        if len(kinds) >= TOLD:
+            words = ", ".join(f"{kind} {took:.1f}" for kind, took in spent.items())
+            click.echo(f"  {about} to {len(kinds)}: {seconds:.1f} s; processor s: {words}", err=True)
 
 
 @contextmanager
@@ -120,6 +140,9 @@ def federation(
             secure=not plain,
         )
 
+
+TOLD = 500
+"""Letters of one kind from which on they are told of as soon as they are answered."""
 
 LIMIT = 600.0
 """Seconds after which an exchange counts as one that does not end."""
@@ -202,6 +225,7 @@ def measure(
 def line(found: Mapping[str, Any]) -> list[str]:
     """The same as a line of the table."""
     spent = [f"{kind} {each['MB']} MB, {each['processor_s']} s" for kind, each in found["processes"].items()]
+    spent.append(f"a site {1000 * found['processes']['sites']['processor_s'] / found['sites']:.0f} ms")
     later, share = found["next_s"], found["others"]
     times = [f"{found['setup_s']:.1f}", f"{found['setup_MB_a_site']:.2f}", f"{found['first_s']:.1f}"]
     times.append("-" if later is None else f"{later:.2f}")

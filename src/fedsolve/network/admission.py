@@ -47,7 +47,7 @@ class Register:
             _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
             return {site.pem: site for site in sites.values()}
 
-        def failed(problem: Exception) -> dict[bytes, Site]:
+        def failed(problem: Exception, _: object) -> dict[bytes, Site]:
             _log.error("nobody is let in: %s", problem)
             return {}
 

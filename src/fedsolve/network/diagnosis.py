@@ -20,6 +20,7 @@ from typing import Literal
 
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 from fedsolve.network import certificates, gate, security, validity, versions
+from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys, verify_private
 
 State = Literal["ok", "warning", "failed"]
@@ -172,13 +173,9 @@ def port(listen: str, keys: Keys | None) -> Finding:
     """Whether the server can listen there, or does so already."""
     try:
         host, number = gate.address(listen)
-        where = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-    except (FedsolveError, OSError) as problem:
+        Doorway.at(host, number).close()
+    except (FedsolveError, socket.gaierror) as problem:
         return _failed("port", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2)
-    try:
-        with socket.socket(where[0]) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where[4])
     except PermissionError:
         return _failed("port", f"{listen}: not allowed", "Use a port above 1023.", 3)
     except OSError as problem:

@@ -2,8 +2,9 @@
 
 A connection is a stranger's until its TLS handshake has shown a registered site (without keys: until a site
 has called on it). Strangers have `SECONDS` for that, and there may be `PER_ADDRESS` of them from one address
-and `IN_ALL` together. One more closes the oldest, not itself: a site that comes while somebody fills the
-place needs a moment only. Known ones are not counted here.
+and `IN_ALL` together, besides one for each known connection (from that address): where many sites come, many
+come at once. One more closes the oldest, not itself: a site that comes while somebody fills the place needs a
+moment only.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Doorway(socket.socket):
         self.turned_away: Counter[str] = Counter()
         self.refused: Callable[[str], object] = lambda host: None
         self._strangers: dict[Peer, tuple[float, _Visitor]] = {}
+        self._known: Counter[str] = Counter()
 
     @classmethod
     def at(cls, host: str, port: int) -> Doorway:
@@ -46,8 +48,13 @@ class Doorway(socket.socket):
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         door = cls(family)
+        # Connections of an earlier one that are closing do not count.
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(place)
+        try:
+            door.bind(place)
+        except OSError:
+            door.close()
+            raise
         door.setblocking(False)
         return door
 
@@ -59,21 +66,27 @@ class Doorway(socket.socket):
         number, place = self._accept()  # type: ignore[attr-defined]
         visitor = _Visitor(self, place[:2], fileno=number)
         visitor.setblocking(False)
-        alike = [peer for peer in self._strangers if peer[0] == visitor.peer[0]]
-        if len(alike) >= PER_ADDRESS:
+        host = visitor.peer[0]
+        alike = [peer for peer in self._strangers if peer[0] == host]
+        if len(alike) >= PER_ADDRESS + self._known[host]:
             self._turn_away(alike[0], "too many of one address")
-        elif len(self._strangers) >= IN_ALL:
+        elif len(self._strangers) >= IN_ALL + self._known.total():
             self._turn_away(next(iter(self._strangers)), "too many")
         self._strangers[visitor.peer] = time.monotonic(), visitor
         return visitor, place
 
     def known(self, peer: Peer) -> None:
         """Somebody has vouched for this connection."""
-        self._strangers.pop(peer, None)
+        if (entry := self._strangers.pop(peer, None)) is not None:
+            entry[1].known = True
+            self._known[peer[0]] += 1
 
     def gone(self, visitor: _Visitor) -> None:
         entry = self._strangers.get(visitor.peer)
-        if entry is not None and entry[1] is visitor:
+        if visitor.known:
+            visitor.known = False
+            self._known[visitor.peer[0]] -= 1
+        elif entry is not None and entry[1] is visitor:
             del self._strangers[visitor.peer]
             self.refused(visitor.peer[0])
 
@@ -102,7 +115,7 @@ class _Visitor(socket.socket):
     def __init__(self, door: Doorway, peer: Peer, fileno: int) -> None:
         super().__init__(door.family, door.type, door.proto, fileno=fileno)
         self._door = door
-        self.peer = peer
+        self.peer, self.known = peer, False
 
     def close(self) -> None:
         self._door.gone(self)

@@ -17,22 +17,18 @@ from fedsolve.network.link import Reply
 from fedsolve.network.questions import TRIES, Questions, Talk, check_reply
 
 
-class Exchange:
+class Exchange(Questions):
     """A request to members, by name, until the answer of each is taken."""
 
     def __init__(self, talk: Talk, chain: Chain, report: CohortReport, started: float) -> None:
-        self._roster, self._agreement = talk.roster, talk.agreement
+        super().__init__(talk, report, f"exchange {report.exchange + 1}", started)
         self._chain = chain
-        self._report = report
         self._requests: dict[str, Request] = {}
         self._needed: dict[str, int] = {}
-        where = f"exchange {report.exchange + 1}"
-        self._questions = Questions(talk, report, where, self._send, started)
 
-    def ask(self, names: Sequence[str], request: Request) -> None:
-        """Send the request to all of these that are there; the others are asked when they come."""
+    def begin(self, names: Sequence[str], request: Request) -> None:
         self._requests = dict.fromkeys(names, request)
-        self._questions.ask(names)
+        self.ask(names)
 
     def _send(self, names: Sequence[str]) -> list[str]:
         request = self._requests[names[0]]  # several are asked together at the start only, all the same
@@ -42,7 +38,7 @@ class Exchange:
     def answer(self, name: str, sums: RunningSum) -> Answer:
         """This member's answer, ready to be added to `sums`; raises `Missing`, or what is wrong with it."""
         while True:
-            answer = self._questions.answer(
+            answer = self.taken(
                 name, lambda reply: _read(name, reply, self._requests[name], self._agreement.run, sums)
             )
             if not isinstance(answer, Needs):
@@ -58,7 +54,7 @@ class Exchange:
             raise Missing("failed", f"it still lacks model blocks from {needs.have} on after being sent them")
         self._requests[name] = self._requests[name].starting_at(needs.have, self._chain)
         self._report.catch_up_bytes += self._requests[name].nbytes
-        self._questions.put(name)
+        self.put(name)
 
 
 def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum) -> Answer | Needs:
@@ -89,15 +85,14 @@ def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
     return answer
 
 
-class Letters:
+class Letters(Questions):
     """Letters of one channel to members, by name, until the reply to each is taken."""
 
     def __init__(self, talk: Talk, report: CohortReport, channel: str, letters: Mapping[str, bytes]) -> None:
         """Sends its letter to each of these that is there; the others get theirs when they come."""
-        self._roster, self._agreement = talk.roster, talk.agreement
+        super().__init__(talk, report, report.kind)
         self._channel, self._letters = channel, letters
-        self._questions = Questions(talk, report, report.kind, self._send)
-        self._questions.ask(list(letters))
+        self.ask(list(letters))
 
     def _send(self, names: Sequence[str]) -> list[str]:
         note = self._agreement.asking("letter", channel=self._channel)
@@ -112,7 +107,7 @@ class Letters:
 
     def reply(self, name: str) -> bytes:
         """What this member replied; raises `Missing`, or what is wrong with it."""
-        return self._questions.answer(name, lambda reply: self._read(name, reply))
+        return self.taken(name, lambda reply: self._read(name, reply))
 
     def _read(self, name: str, reply: Reply) -> bytes:
         check_reply(name, reply, {"name": name, "run": self._agreement.run, "channel": self._channel})

@@ -174,7 +174,7 @@ class NetworkFederation(Federation):
         known = [name for name in report.asked if name not in report.absent]
         under_way = Exchange(self._talk, chain, report, started)
         sums = self._sums(request, chain)  # and the largest answer, before anybody can give one
-        under_way.ask(known, request)
+        under_way.begin(known, request)
         for name in known:
             try:
                 answer = under_way.answer(name, sums)

@@ -73,22 +73,18 @@ class Questions:
 
     report:  where it is noted who was asked again; who is missing or has answered is not asked any more.
     where:   what people are told that is being waited for.
-    send:    sends these members what they are asked now; the ids under which they answer.
     started: when patience begins; now when None.
     """
 
-    def __init__(
-        self,
-        talk: Talk,
-        report: CohortReport,
-        where: str,
-        send: Callable[[Sequence[str]], list[str]],
-        started: float | None = None,
-    ) -> None:
-        self._talk, self._roster = talk, talk.roster
-        self._report, self._where, self._send = report, where, send
+    def __init__(self, talk: Talk, report: CohortReport, where: str, started: float | None = None) -> None:
+        self._talk, self._roster, self._agreement = talk, talk.roster, talk.agreement
+        self._report, self._where = report, where
         self._deadline = deadline(talk.patience, started)
         self._asked: dict[str, _Asked] = {}
+
+    def _send(self, names: Sequence[str]) -> list[str]:
+        """Send these members what they are asked now; the ids under which they answer."""
+        raise NotImplementedError
 
     def ask(self, names: Sequence[str]) -> None:
         """Send the question to all of these that are there; the others are asked when they come."""
@@ -106,7 +102,7 @@ class Questions:
         asked.message = self._send([name])[0]
         asked.activation = self._roster.members[name].node.activation
 
-    def answer(self, name: str, read: Callable[[Reply], T]) -> T:
+    def taken(self, name: str, read: Callable[[Reply], T]) -> T:
         """What `read` makes of this member's reply; raises `Missing`, or what is wrong with it.
 
         A reply that `read` refuses with a `TermError` is asked for again, a few times.
@@ -146,8 +142,10 @@ class Questions:
                 raise Missing("absent", f"not connected {waited}")
             self._roster.look(0.5)
             self._roster.admit(0.0)  # one that comes back may be another node
+            settled = {*self._report.missing, *self._report.answered}
             for other in self._asked:
-                self._follow(other)
+                if other not in settled:
+                    self._follow(other)
             if time.monotonic() - began > self._talk.grace:
                 state = "it has not answered yet" if member.online else "it is not connected"
                 self._talk.tell_once(f"{self._where}: waiting for '{name}': {state}")
@@ -173,8 +171,8 @@ class Questions:
 
     def _follow(self, name: str) -> None:
         """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
-        member, report, asked = self._roster.members.get(name), self._report, self._asked[name]
-        if member is None or name in report.missing or name in report.answered or not member.online:
+        member, asked = self._roster.members.get(name), self._asked[name]
+        if member is None or not member.online:
             return
         if asked.message is None or member.node.activation != asked.activation:
             self._ask_again(name)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from fedsolve import container
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
@@ -215,13 +215,14 @@ def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]
 class WatchedFile(Generic[T]):
     """What `read` makes of a file, made anew when the file changes.
 
-    failed: called once with why it cannot be read; what it gives counts until the file changes again.
+    failed: called once with why it cannot be read, and with what was read before (None at first); what it
+            gives counts until the file changes again.
     """
 
-    def __init__(self, path: Path, read: Callable[[], T], failed: Callable[[Exception], T]) -> None:
+    def __init__(self, path: Path, read: Callable[[], T], failed: Callable[[Exception, T | None], T]) -> None:
         self._path, self._read, self._failed = path, read, failed
         self._seen: object = None
-        self._found: T
+        self._found: T | None = None
 
     def __call__(self) -> T:
         try:
@@ -235,9 +236,9 @@ class WatchedFile(Generic[T]):
                     raise ModelFileError(seen)
                 self._found = self._read()
             except FedsolveError as problem:
-                self._found = self._failed(problem)
+                self._found = self._failed(problem, self._found)
             self._seen = seen
-        return self._found
+        return cast("T", self._found)
 
 
 def latest_keys(
@@ -254,7 +255,7 @@ def latest_keys(
             known = found
         return known
 
-    def failed(problem: Exception) -> dict[str, ec.EllipticCurvePublicKey]:
+    def failed(problem: Exception, before: Any) -> dict[str, ec.EllipticCurvePublicKey]:
         tell(f"{problem} The roster of before stays in force.")
         return known
 

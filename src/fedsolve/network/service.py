@@ -6,7 +6,6 @@ import logging
 import os
 import select
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import BinaryIO
 
 from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.network import security
+from fedsolve.network.doorway import Doorway
 from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys, private_folder
 from fedsolve.watching import log_lines
@@ -23,14 +23,8 @@ from fedsolve.watching.log_lines import Style
 
 def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozenset[str]]:
     """The names of the registered sites, read again when the list changes."""
-    names: frozenset[str] | None = None
 
-    def read() -> frozenset[str]:
-        nonlocal names
-        names = frozenset(security.registered(keys))
-        return names
-
-    def failed(problem: Exception) -> frozenset[str]:
+    def failed(problem: Exception, names: frozenset[str] | None) -> frozenset[str]:
         # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
         # there is no earlier list to go on with.
         told = f"the list of registered sites {keys.registered_file} cannot be read ({problem})."
@@ -39,7 +33,7 @@ def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozense
         tell(f"{told} The last list stays in force.")
         return names
 
-    found = security.WatchedFile(keys.registered_file, read, failed)
+    found = security.WatchedFile(keys.registered_file, lambda: frozenset(security.registered(keys)), failed)
     found()
     return found
 
@@ -106,14 +100,8 @@ def _gate(
 def check_free(host: str, port: int) -> None:
     """Raise if something listens there already: its answers would be taken for those of the gate."""
     try:
-        family, _, _, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As the gate binds: connections of an earlier one that are closing do not count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen(1)
+        with Doorway.at(host, port) as probe:
+            probe.listen()
     except OSError as problem:
         raise CohortError(
             f"cannot listen on {host}:{port} ({problem.strerror or problem}). Is another server running? "

@@ -14,12 +14,11 @@ neighbours in a row. Of the even k and t > (k + 1)/2 that hold both, the smalles
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from math import exp, lgamma
 
 from fedsolve.errors import CohortError
-from fedsolve.privacy.notes import purpose
+from fedsolve.privacy.notes import shuffled
 
 SPARSE_FROM = 100
 """Sites from which on a sparse graph costs less than masks with everybody."""
@@ -32,7 +31,7 @@ def around(names: Sequence[str], degree: int, seed: int) -> dict[str, tuple[str,
     if not degree:
         everybody = tuple(sorted(names))
         return dict.fromkeys(everybody, everybody)
-    circle = sorted(names, key=lambda name: hashlib.sha256(purpose("circle", seed, name)).digest())
+    circle = shuffled(names, "circle", seed)
     half, twice = degree // 2, circle + circle + circle
     places = {name: len(circle) + place for place, name in enumerate(circle)}
     return {name: tuple(sorted(set(twice[at - half : at + half + 1]))) for name, at in places.items()}

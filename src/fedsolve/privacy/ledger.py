@@ -306,8 +306,10 @@ def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
 
 def groups_of_three(opened: Sequence[Opening], new: Opening) -> None:
     """Refuse a cohort that, with those opened before, sets one or two clients apart."""
-    cohorts = {opening.cohort for opening in (*opened, new)}
-    members = {name: frozenset(c for c in cohorts if name in c) for cohort in cohorts for name in cohort}
+    members: dict[str, int] = {}  # by name, a bit for each cohort that it is in
+    for place, cohort in enumerate({opening.cohort for opening in (*opened, new)}):
+        for name in cohort:
+            members[name] = members.get(name, 0) | 1 << place
     sizes = Counter(members.values())
     apart = sorted(name for name, kind in members.items() if sizes[kind] < LEAST_COHORT)
     if apart:

@@ -27,7 +27,6 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,7 @@ class Client:
         self._members: dict[str, SlotKeys] = {}  # itself and its neighbours
         self._packed: dict[str, bytes] = {}
         self._everybody: tuple[str, ...] = ()
-        self._own_keys = b""
+        self._own_keys, self._seen = b"", ""
         self._shared: tuple[str, bytes] | None = None
         self._shares: dict[str, Array] = {}
         self._cohorts: dict[int, tuple[str, tuple[str, ...]]] = {}
@@ -215,15 +214,17 @@ class Client:
 
     def _channel_purpose(self, sender: str, receiver: str) -> bytes:
         # All members' keys enter, so that two who were shown different keys cannot read each other.
-        return purpose("sealed", self.setup.note(), self._view, sender, receiver)
+        return purpose("sealed", self.setup.note(), self._view(), sender, receiver)
 
-    @cached_property
     def _view(self) -> str:
         """SHA-256 over the names of all members and the keys of those whom all are shown."""
+        if self._seen:
+            return self._seen
         state = hashlib.sha256(purpose("members", list(self._everybody)))
         for name in () if self.setup.degree else sorted(self._members):
             state.update(hashlib.sha256(self._members[name].signed_bytes(self.setup)).digest())
-        return state.hexdigest()
+        self._seen = state.hexdigest()
+        return self._seen
 
     # -- once per sum ------------------------------------------------------------------------------
 

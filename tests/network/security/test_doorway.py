@@ -36,11 +36,13 @@ def test_the_oldest_stranger_goes_and_known_ones_stay(monkeypatch: pytest.Monkey
             caller.settimeout(2)
             return caller, door.accept()[0]
 
-        known, inside = visit()
-        door.known(known.getsockname())
         strangers = [visit() for _ in range(4)]
         assert strangers[0][0].recv(1) == b""
         assert door.turned_away == {"too many of one address": 1}
+        known, inside = strangers.pop()
+        door.known(known.getsockname())
+        strangers += [visit(), visit()]  # in its place, and one more for it
+        assert door.turned_away.total() == 1
         for caller, _ in [*strangers[1:], (known, inside)]:
             caller.settimeout(0.05)
             with pytest.raises(TimeoutError):
@@ -48,7 +50,11 @@ def test_the_oldest_stranger_goes_and_known_ones_stay(monkeypatch: pytest.Monkey
         strangers[1][1].close()  # one that left makes room
         more = visit()
         assert door.turned_away.total() == 1
-        for pair in [*strangers, more, (known, inside)]:
+        inside.close()  # what was allowed for it goes with it
+        last = visit()
+        assert strangers[2][0].recv(1) == b""
+        assert door.turned_away.total() == 2
+        for pair in [*strangers, more, last, (known, inside)]:
             for end in pair:
                 end.close()
 
