@@ -46,8 +46,16 @@ def exponent_for(largest: float, clients: int, spare: int | None = None) -> int 
     return exponent if LEAST_EXPONENT <= exponent <= LARGEST_EXPONENT else None
 
 
-_SQUARES = {"feature": ("gram", "feature_square"), "target": ("label_square",)}
-"""Sums beside which a sum of centred numbers is nothing."""
+_SQUARES = {
+    "feature": ("gram", "feature_square"),
+    "target": ("label_square",),
+    "outcome": ("moments",),
+    "with_outcome": ("moments",),
+    "gradient": ("curvature",),
+}
+"""Sums of squares beside whose root a sum is measured that may vanish from the first: of centred numbers, or a
+gradient where the first coefficients are the last. The root of a curvature is one over a standard error.
+"""
 
 
 class KnownTotals:
@@ -131,8 +139,8 @@ class KnownTotals:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
 
         The size is the total's largest number. An array that is not additive may vanish, as a gradient
-        does, and is measured by the largest it has been in this run; a sum of centred numbers also by that of
-        their squares. Zeros throughout always pass.
+        does, and is measured by the largest it has been in this run, and beside sums of squares (`_SQUARES`).
+        Zeros throughout always pass.
         """
         bounds = layout.error_bounds(clients)
         for name, bound in bounds.items():
