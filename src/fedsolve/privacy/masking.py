@@ -36,7 +36,6 @@ from fedsolve.arrays import Array
 from fedsolve.container import from_bytes, to_bytes
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy.graph import around, check_graph
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.notes import (
     Question,
     Setup,
@@ -54,7 +53,16 @@ from fedsolve.privacy.notes import (
     self_purpose,
     sign_of_pair,
 )
-from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, public_key, seal, unseal
+from fedsolve.privacy.primitives import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    add_masks,
+    agree,
+    derive,
+    public_key,
+    seal,
+    unseal,
+)
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify

@@ -35,7 +35,6 @@ from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
-from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
     Setup,
@@ -63,7 +62,7 @@ from fedsolve.privacy.secure_client import (
     read_letter,
     request_digest,
 )
-from fedsolve.privacy.sizes import KnownTotals
+from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.witness import Evidence, slot_name
 from fedsolve.tables.fingerprints import Holdings
@@ -216,7 +215,7 @@ class SecureFederation(Federation):
         if kept is None or kept.get("drawing") != drawing:
             drawn = draw_seed(self._engine, self.clients, about, self.colluders)
             kept = {"drawing": drawing, "seed": drawn}
-            self._store.keep_note("seed", kept)
+            self._store.keep("seed.json", kept)
         return with_seed(recipe, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ class SecureFederation(Federation):
         if not self._verifies:
             return {}
         self._attend()
-        self._store.keep(self._course)  # sites agree to a question of this very run
+        self._keep()  # sites agree to a question of this very run
         digest = request_digest(_sent(request))
         # The total before is shown under the keys that it was made with: a run that follows has others.
         setup = self._trips.before(digest) or self._keys().setup
@@ -297,7 +296,7 @@ class SecureFederation(Federation):
             layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
-        self._store.keep(self._course)
+        self._keep()
         return asked
 
     def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
@@ -316,7 +315,7 @@ class SecureFederation(Federation):
         if self.verifies:
             self._trips.show(self._evidence(asked, pending, signed))
         self._course.cohort, self._course.sizes = survivors, self._known.note()
-        self._store.keep(self._course)
+        self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
         self._report(report)
         return Total(
@@ -345,7 +344,7 @@ class SecureFederation(Federation):
         opening = Opening(self._course.run, asked.request, pending.survivors)
         if opening not in self._course.opened:
             self._course.opened.append(opening)
-            self._store.keep(self._course)
+            self._keep()
         return pending, self._open(pending, witnessed)
 
     def _evidence(self, asked: Asked, pending: MaskedSum, signed: Mapping[str, tuple[str, str]]) -> Evidence:
@@ -372,7 +371,7 @@ class SecureFederation(Federation):
             if asked is None:
                 slot, layout = self._next_slot()[1], stage.layout(spec.features, spec.outputs)
                 asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
-                self._store.keep(course)
+                self._keep()
             report = CohortReport.of(request, asked.cohort)
             pending, signed = self._opened(asked, report, request, Chain(), {}, True)
             total = decode(pending.total(), asked.layout)
@@ -395,12 +394,12 @@ class SecureFederation(Federation):
                 }
                 told = pack(CENSUS, server.setup, about, {**total.arrays, **sent})
             self._told, self._informed = told, set()
-            self._store.keep_census(told)
+            self._store.write("census.safetensors", told)
             if asked.slot == server.setup.slots - 1:  # the next question has new keys
                 self._gathered(dict.fromkeys(pending.survivors, told), report, lambda *reply: None, _SLACK)
             course.stage = None if following is None else following.note()
             course.census = history if following is None else None
-            self._store.keep(course)
+            self._keep()
 
     def _first_stage(self, spec: Spec) -> CensusStage:
         """Where the census of a run begins: at the newest history that all clients can go on from."""
@@ -527,6 +526,10 @@ class SecureFederation(Federation):
             )
         return signed
 
+    def _keep(self) -> None:
+        """Write down where the run is."""
+        self._store.keep("course.json", self._course.note())
+
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
         report.absent.pop(name, None)
         report.lose(name, problem)
@@ -599,7 +602,7 @@ class SecureFederation(Federation):
         if not goes_on:  # an epoch that was begun is not begun again: others might come
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
-        self._store.keep(course)
+        self._keep()
         least = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
         setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
@@ -615,7 +618,7 @@ class SecureFederation(Federation):
             course.accounts[name] = note.get("accounts", [])
 
         self._gathered(begin, report, begun, _SLACK)
-        self._store.keep(course)
+        self._keep()
         told = {name: server.keys_for(name) for name in server.members}
         # For every neighbour a share of two secrets of each slot.
         largest = _SLACK + len(told) * (1024 + 128 * setup.slots)

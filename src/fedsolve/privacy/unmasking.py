@@ -12,7 +12,6 @@ from functools import cache, cached_property
 
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.graph import around
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import OF_KEY, OF_SEED
 from fedsolve.privacy.notes import (
     Question,
@@ -26,7 +25,7 @@ from fedsolve.privacy.notes import (
     text,
     unpack,
 )
-from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
+from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, add_masks
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
 from fedsolve.privacy.witness import WordSum, masks_left
