@@ -64,7 +64,7 @@ from fedsolve.privacy.secure_client import (
 )
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
-from fedsolve.privacy.witness import Evidence, slot_name
+from fedsolve.privacy.witness import slot_name
 from fedsolve.tables.fingerprints import Holdings
 
 _SLOTS = 8
@@ -313,7 +313,7 @@ class SecureFederation(Federation):
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         if self.verifies:
-            self._trips.show(self._evidence(asked, pending, signed))
+            self._trips.show(pending.evidence(asked.request, layout, signed))
         self._course.cohort, self._course.sizes = survivors, self._known.note()
         self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
@@ -347,20 +347,6 @@ class SecureFederation(Federation):
             self._keep()
         return pending, self._open(pending, witnessed)
 
-    def _evidence(self, asked: Asked, pending: MaskedSum, signed: Mapping[str, tuple[str, str]]) -> Evidence:
-        """What shows an opened total."""
-        return Evidence(
-            pending.question.setup,
-            asked.slot,
-            asked.request,
-            asked.layout,
-            pending.survivors,
-            pending.dropped,
-            pending.masked,
-            *pending.secrets(),
-            signed,
-        )
-
     def _take_census(self) -> None:
         """Count the rows of all clients in their cells, once in a run; the next question tells the sums."""
         while self._course.census is None:
@@ -376,7 +362,7 @@ class SecureFederation(Federation):
             pending, signed = self._opened(asked, report, request, Chain(), {}, True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
-            arrays, shows = self._evidence(asked, pending, signed).parts()
+            arrays, shows = pending.evidence(asked.request, asked.layout, signed).parts()
             about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
             sent = {"request": encode_request(request)}
             told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
