@@ -19,9 +19,9 @@ from rich.table import Table
 from benchmarks.machine import OtherWork, progress
 from fedsolve.federation.messages import Term
 from fedsolve.privacy.census import OFF
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.primitives import add_masks
 from fedsolve.privacy.ring import RingVector, decode, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.signatures import signer, verifier

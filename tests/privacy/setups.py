@@ -15,7 +15,7 @@ from fedsolve.privacy.census import CensusStage
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
-from fedsolve.privacy.ring import RingVector, add_wide, subtract_wide
+from fedsolve.privacy.ring import RingVector, add_wide
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 
@@ -44,8 +44,7 @@ def verify(name: str, message: bytes, signature: bytes) -> bool:
 
 def plus(total: RingVector, other: RingVector, sign: int = 1) -> None:
     """Add a vector in place, or take it off."""
-    carry, combine = np.empty(total.wide, dtype=bool), add_wide if sign > 0 else subtract_wide
-    combine(total.low, total.high, other.low, other.high, carry)
+    add_wide(total.low, total.high, other.low, other.high, np.empty(total.wide, dtype=bool), sign)
     (np.add if sign > 0 else np.subtract)(total.single, other.single, out=total.single)
 
 

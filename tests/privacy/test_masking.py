@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedsolve.container import from_bytes, to_bytes
 from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError, TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold, relay, relayed
+from fedsolve.privacy.primitives import add_masks
 from fedsolve.privacy.ring import CHUNK, RingVector, decode, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.signatures import signer, verifier

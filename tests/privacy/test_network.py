@@ -127,8 +127,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: boo
         if place in str(path) and count == number and after:
             raise Killed
 
-    for module in ("run_store", "ledger", "disclosure", "verifying"):
-        monkeypatch.setattr(f"fedsolve.privacy.{module}.write_atomically", write)
+    monkeypatch.setattr("fedsolve.privacy.shelf.write_atomically", write)
     monkeypatch.setattr("fedsolve.container.write_atomically", write)
     return lambda: count
 

@@ -283,3 +283,15 @@ def test_a_gradient_may_vanish_a_gram_matrix_may_not() -> None:
     tiny = Term({"gram": np.full(2, 1e-12), "gradient": np.ones(2)})
     with pytest.raises(TermError, match="'gram'"):
         known.check_accuracy(tiny, Layout.of(tiny), 20)
+
+
+def test_a_gradient_that_vanishes_at_once_is_measured_beside_the_curvature() -> None:
+    """A curvature that is as small is refused itself, and so is any other sum beside it."""
+    known, size = KnownTotals({"curvature"}), np.full((2, 2), 4e4)
+    for member in ("", "fold 1."):
+        small = Term({f"{member}gradient": np.full(2, 1e-14), f"{member}curvature": size})
+        known.check_accuracy(small, Layout.of(small), 20)
+    flat = Term({"gradient": np.full(2, 1e-14), "curvature": np.full((2, 2), 1e-14)})
+    for alone in (Term({"gradient": np.full(2, 1e-14)}), flat, Term({"other": np.full(2, 1e-14)})):
+        with pytest.raises(TermError, match=r"'(gradient|curvature|other)' has numbers up to 1e-"):
+            KnownTotals().check_accuracy(alone, Layout.of(alone), 20)

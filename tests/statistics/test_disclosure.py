@@ -403,3 +403,17 @@ def test_a_random_adversary_finds_no_row(seed: int) -> None:
     assert adversary(seed, Limits(told=100.0)) < 0.6
     if seed < 6:
         assert adversary(seed, OFF) > 0.6
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_a_linear_model_that_begins_at_its_end(mean: float) -> None:
+    """The first gradient is nothing but rounding, and the sums of a centred outcome are: neither is too
+    coarse, since the curvature and the sum of squares are not."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((ROWS, 2)), rng.standard_normal(ROWS)
+    design = np.column_stack([np.ones(ROWS), x])
+    y = mean + y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    inner = fs.LocalFederation.from_arrays(x, y, np.arange(ROWS) % 3, task="regression")
+    secure, plain = (GLM("y ~ x0 + x1").fit(one) for one in (SecureFederation(inner), inner))
+    assert np.abs(secure.coefficient - plain.coefficient).max() < 1e-14
+    near(secure.covariance, plain.covariance, 1e-9)

@@ -12,17 +12,16 @@
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
     run_store      what a server still knows of a run after a restart
-    made_up        what answers to a request look like
+    shelf          sealed files in a folder
     ring           terms in fixed point, added modulo 2^128 or 2^64
     ring_layout    which arrays a sum has, and in how many limbs each of them travels
-    sizes          exponents for one limb, and whether a total is known well enough
+    sizes          what answers look like, exponents for one limb, and whether a total is known well enough
     shamir         secrets that a threshold of holders can give back
     masking        the client's side of one sum: keys, masked terms, help to open a total
     unmasking      the server's side of one sum: notes passed on, terms added, masks removed
     notes          what the two sides tell each other, as bytes
-    key_streams    masks drawn from a key and added to a vector
     signatures     who is who: key messages signed with P-256
-    primitives     the functions of the library `cryptography` used here
+    primitives     the functions of the library `cryptography` used here, and masks drawn from a key
 
 Nothing here knows a network, and nothing is imported before it is used: cryptography is an optional extra.
 """

@@ -15,8 +15,10 @@ the others made up by drawing from these rows; "private", the total with noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,9 @@ _WEAK = 0.8
 
 Mechanism = Callable[[NoisyAnswer, Term], Term]
 """Adds noise to a term: gives it in steps of its grid."""
+
+Ask = Callable[[ClientData], Term]
+"""The answer that these rows give to a question."""
 
 
 @dataclass(frozen=True)
@@ -180,41 +185,37 @@ class _Attack:
     def _data(self, rows: Array, labels: Array) -> ClientData:
         return ClientData(rows, labels, schema=self.schema)
 
-    def _shown(self, run: Run[Any], request: Request, term: Term) -> tuple[Term, Mapping[str, float]]:
-        """What a server sees of a total, in the units of the method, and the deviation of its noise."""
-        release = release_of(request, run.chain, kind_of(request.kind).releases)
-        if release is None:
-            return term, dict.fromkeys(term.arrays, 0.0)
-        seen = release.measured(self.mechanism(release, term))
-        sizes = {n: flat_numbers(a, n in term.symmetric).size for n, a in term.arrays.items()}
-        return seen, {name: release.deviation(name, size) for name, size in sizes.items()}
-
-    def _walk(self, term_of: Callable[[Run[Any], Request], Term]) -> Any:
-        """Each question of a run with what is seen of its answer; the run goes on with that."""
+    def _walk(self, data: ClientData) -> Iterator[tuple[Ask, NoisyAnswer | None, Term, Mapping[str, float]]]:
+        """Each question of a run, its noise, what a server sees of the answer, in the units of the method,
+        and the deviation of the noise; the run goes on with what is seen.
+        """
         run = self.method.start(self.spec)
         while (request := run.request(("site",))) is not None:
-            exact = term_of(run, request)
-            seen, noise = self._shown(run, request, exact)
-            yield run, request, seen, noise
-            if not any(noise.values()):
-                return  # without noise the first answer is enough
-            release = release_of(request, run.chain, kind_of(request.kind).releases)
-            assert release is not None
+            ask = partial(_answer, run, request)
+            release, term = release_of(request, run.chain, kind_of(request.kind).releases), ask(data)
+            if release is None:  # without noise the first answer is enough
+                yield ask, None, term, dict.fromkeys(term.arrays, 0.0)
+                return
+            sizes = {n: flat_numbers(a, n in term.symmetric).size for n, a in term.arrays.items()}
+            seen = release.measured(self.mechanism(release, term))
+            yield ask, release, seen, {name: release.deviation(name, size) for name, size in sizes.items()}
             try:
                 run.absorb(Total(release.in_steps(seen), ("site",), noised=1))
             except DataError:  # too few rows for so much noise: then nothing more is asked
                 return
 
     def _leverage_and_members(self) -> list[Leak]:
-        base = self._data(*self.base)
-        for run, request, seen, noise in self._walk(lambda run, request: _answer(run, request, base)):
+        for ask, _, seen, noise in self._walk(self._data(*self.base)):
             if "gram" not in seen.arrays:
                 continue
             gram = seen.arrays["gram"]
             values, vectors = np.linalg.eigh(gram)
             ridge = noise["gram"] * math.sqrt(2 * len(gram)) / 2 + 1e-9 * float(values[-1])
             inverse = (vectors / (np.maximum(values, 0.0) + ridge)) @ vectors.T
-            scores = [self._leverages(run, request, inverse, some) for some in (self.inside, self.outside)]
+            scores = [
+                np.array([np.sum(inverse * ask(self._one(row)).arrays["gram"]) for row in some[:_MEMBERS]])
+                for some in (self.inside, self.outside)
+            ]
             high = int((scores[0] > HIGH).sum())
             said = f"highest leverage {scores[0].max():.2f}; {high} of {len(scores[0])} rows above {HIGH}"
             harm = "some rows are nearly alone in the sums" if high and self.view != "private" else ""
@@ -224,13 +225,6 @@ class _Attack:
             harm = "who is in the rows can be told" if auc > 0.65 else ""
             return [*found, Leak(self.view, "membership AUC", auc, said, harm)]
         return []
-
-    def _leverages(self, run: Run[Any], request: Request, inverse: Array, some: Array) -> Array:
-        found = [
-            float(np.sum(inverse * _answer(run, request, self._one(place)).arrays["gram"]))
-            for place in some[:_MEMBERS]
-        ]
-        return np.array(found)
 
     def _one(self, place: int) -> ClientData:
         return self._data(self.rows[place : place + 1], self.labels[place : place + 1])
@@ -242,12 +236,9 @@ class _Attack:
         base = self._data(*self.base)
         taken = self._data(np.vstack([self.base[0], rows[inside]]), np.append(self.base[1], labels[inside]))
         scores = np.zeros(len(rows))
-        for run, request, seen, noise in self._walk(lambda run, request: _answer(run, request, taken)):
-            known = _answer(run, request, base)
-            alone = [
-                _answer(run, request, self._data(rows[k : k + 1], labels[k : k + 1]))
-                for k in range(len(rows))
-            ]
+        for ask, _, seen, noise in self._walk(taken):
+            known = ask(base)
+            alone = [ask(self._data(rows[k : k + 1], labels[k : k + 1])) for k in range(len(rows))]
             for name in seen.arrays:
                 symmetric = name in seen.symmetric
                 own = np.array([flat_numbers(term.arrays[name], symmetric) for term in alone])
@@ -269,25 +260,19 @@ class _Attack:
         """Rows at right angles to each other, as long as others are."""
         width = self.rows.shape[1]
         size = float(np.sqrt((self.rows**2).sum(axis=1).mean()))
-        blocks = [
-            np.linalg.qr(self.rng.standard_normal((width, width)))[0].T
-            for _ in range(math.ceil(min(_CANARIES, width) / width))
-        ]
-        rows = size * np.vstack(blocks)[: min(_CANARIES, width)]
+        rows = size * np.linalg.qr(self.rng.standard_normal((width, width)))[0].T[:_CANARIES]
         return rows, self.rng.choice(self.labels, len(rows))
 
     def _noise(self) -> list[Leak]:
         """Measure the noise of every array that leaves, against what the account says."""
         shares: dict[str, float] = {}
         base = self._data(*self.base)
-        for run, request, _, noise in self._walk(lambda run, request: _answer(run, request, base)):
-            exact = _answer(run, request, base)
-            release = release_of(request, run.chain, kind_of(request.kind).releases)
+        for ask, release, _, noise in self._walk(base):
             assert release is not None
+            exact = ask(base)
             moved: dict[str, Array] = {name: np.zeros(0) for name in exact.arrays}
             while min(map(len, moved.values())) < _NUMBERS:
-                term = Term({n: a.copy() for n, a in exact.arrays.items()}, {}, exact.symmetric)
-                seen = release.measured(self.mechanism(release, term)).arrays
+                seen = release.measured(self.mechanism(release, deepcopy(exact))).arrays
                 for name, array in exact.arrays.items():
                     more = flat_numbers(seen[name] - array, name in exact.symmetric)
                     moved[name] = np.append(moved[name], more)
@@ -302,7 +287,4 @@ class _Attack:
 
 def told(findings: Sequence[Leak]) -> str:
     """The findings as text, what does harm marked."""
-    lines = []
-    for one in findings:
-        lines.append(f"{one.view:<8} {one.text}" + (f"  ! {one.harm}" if one.harm else ""))
-    return "\n".join(lines)
+    return "\n".join(f"{one.view:<8} {one.text}{one.harm and f'  ! {one.harm}'}" for one in findings)

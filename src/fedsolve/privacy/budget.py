@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, from_sealed_json, read, sealed_json, to_bytes, write_atomically
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.federation.accounting import epsilon_of, mu_of
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import privacy_of
+from fedsolve.privacy.shelf import Shelf
 from fedsolve.tables.fingerprints import row_digests
 
 EPSILON_MOST = 8.0
@@ -48,10 +49,12 @@ class Budget:
         self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
         self._paid: set[str] = set()
         self._entries = 0
-        self._path = None if folder is None else folder / "budget"
+        remedy = "Without it this site cannot know what its rows have cost; it must sit out."
+        self._shelf = Shelf(folder, remedy)
+        self._beside = Shelf(None if folder is None else folder.parent, remedy)
+        self._counter = "" if folder is None else f"{folder.name}.entries"
         self._rows: tuple[ClientData, Array] | None = None
-        if self._path is not None:
-            self._load(self._path)
+        self._load()
 
     @property
     def spent(self) -> float:
@@ -121,34 +124,21 @@ class Budget:
 
     # -- the files ---------------------------------------------------------------------------------
 
-    @property
-    def _counter(self) -> Path:
-        assert self._path is not None
-        return self._path.parent.with_name(f"{self._path.parent.name}.entries")
-
     def _save(self) -> None:
-        if self._path is None:
-            return
-        note = {"entries": self._entries, "paid": sorted(self._paid)}
         # The count first: stopped in between, the site sits out rather than forget.
-        write_atomically(self._counter, sealed_json({"entries": self._entries}), private=True)
+        self._beside.keep(self._counter, {"entries": self._entries})
         arrays = {"digests": self._digests, "spent": self._spent}
-        write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
+        self._shelf.keep("budget", {"entries": self._entries, "paid": sorted(self._paid)}, arrays)
 
-    def _load(self, path: Path) -> None:
-        remedy = "Without it this site cannot know what its rows have cost; it must sit out."
-        counted = 0
-        if self._counter.exists():
-            what = str(self._counter)
-            counted = from_sealed_json(read(self._counter), what=what, error=ModelFileError, remedy=remedy)[
-                "entries"
-            ]
-        if path.exists():
-            arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError, remedy=remedy)
+    def _load(self) -> None:
+        def take(arrays: dict[str, Array], note: dict[str, Any]) -> None:
             self._digests, self._spent = arrays["digests"], arrays["spent"]
             self._entries, self._paid = note["entries"], set(note["paid"])
+
+        counted = self._beside.kept(self._counter, lambda _, note: int(note["entries"])) or 0
+        self._shelf.kept("budget", take)
         if self._entries < counted:
             raise ModelFileError(
-                f"{path} has {self._entries} entries, and {counted} were written: it is an old backup or was "
-                "removed. Put the newest one back; until then this site answers nothing."
+                f"{self._shelf.folder}/budget has {self._entries} entries, and {counted} were written: it is "
+                "an old backup or was removed. Put the newest one back; until then this site answers nothing."
             )

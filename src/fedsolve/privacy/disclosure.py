@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, read, to_bytes, undamaged, with_prefix, write_atomically
-from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
+from fedsolve.container import with_prefix
+from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
 from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers, part_of, speaks_of_parts
@@ -53,6 +53,7 @@ from fedsolve.privacy.census import (
     singled_out,
 )
 from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.shelf import Shelf
 from fedsolve.tables.fingerprints import row_digests
 
 _INDICATOR = 1 / 6
@@ -138,7 +139,8 @@ class Disclosure:
         self.limits, self.changing, self._entering = limits, changing, entering
         self.told, self.run = 0.0, ""
         self.withdrawn: Set[str] = set()
-        self._key, self._path = key, None if folder is None else folder / "cells"
+        self._key = key
+        self._shelf = Shelf(folder, "Without it this site cannot know what it has told; it must sit out.")
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
         self._labels = 0
@@ -148,8 +150,7 @@ class Disclosure:
         self._steps: dict[str, int] = {}
         self._digests_of: tuple[ClientData, Array] | None = None
         self._shown: tuple[ClientData, Account, ClientData] | None = None
-        if self._path is not None and self._path.exists():
-            self._load(self._path)
+        self._shelf.kept("cells", self._load)
 
     @property
     def account(self) -> Account:
@@ -549,10 +550,10 @@ class Disclosure:
 
     def _hashes(self, data: ClientData) -> Array:
         """By which rows have folds; in one process, where nobody is hidden, those of plain runs."""
-        return data.row_hashes() if self._path is None else data.row_hashes(self._key.hex())
+        return data.row_hashes() if self._shelf.folder is None else data.row_hashes(self._key.hex())
 
     def _save(self) -> None:
-        if self._path is None or not self._entering:
+        if not self._entering:
             return
         arrays = {
             f"{place}.{name}": array
@@ -563,20 +564,16 @@ class Disclosure:
         note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
         note |= {"steps": self._steps, "book": self._book}
         note["accounts"] = [self._now.note(), self._next.note()]
-        write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
+        self._shelf.keep("cells", note, arrays)
 
-    def _load(self, path: Path) -> None:
-        arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
-        with undamaged(path, "Without it this site cannot know what it has told; it must sit out."):
-            self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
-            self._steps, self._book = note.get("steps", {}), note.get("book", {})
-            self._widest, self._classes = note["widest"], note["classes"]
-            self._labels = note.get("labels", 0)
-            now, following = (
-                Account.of(with_prefix(arrays, f"{place}."), one)
-                for place, one in enumerate(note["accounts"])
-            )
-            self._now, self._next = now, now if following.history == now.history else following
+    def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
+        self._steps, self._book = note.get("steps", {}), note.get("book", {})
+        self._widest, self._classes, self._labels = note["widest"], note["classes"], note.get("labels", 0)
+        now, following = (
+            Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
+        )
+        self._now, self._next = now, now if following.history == now.history else following
 
 
 def membership_auc(rows_per_width: float) -> float:

@@ -20,19 +20,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import (
-    from_bytes,
-    from_sealed_json,
-    read,
-    sealed_json,
-    to_bytes,
-    write_atomically,
-)
-from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.container import from_bytes, to_bytes
+from fedsolve.errors import CohortError, TermError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose
 from fedsolve.privacy.shamir import Random
+from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.signatures import Sign, Verify
 
 SEED_CHANNEL = "joint seed"
@@ -79,12 +73,8 @@ class SeedBook:
     """A site's account of seeds, in memory or in a folder; on the disk before anything is sent."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = None if folder is None else folder / "seeds.json"
-        self._entries: dict[str, dict[str, Any]] = {}
-        if self._path is not None and self._path.exists():
-            self._entries = from_sealed_json(
-                read(self._path), what=str(self._path), error=ModelFileError, remedy="Put a copy of it back."
-            )
+        self._shelf = Shelf(folder)
+        self._entries: dict[str, dict[str, Any]] = self._shelf.kept("seeds.json", lambda _, note: note) or {}
 
     def entry(self, run: str) -> dict[str, Any] | None:
         """What is known of a drawing; None before its commitment."""
@@ -96,8 +86,7 @@ class SeedBook:
 
     def enter(self, run: str, entry: Mapping[str, Any]) -> None:
         self._entries[run] = dict(entry)
-        if self._path is not None:
-            write_atomically(self._path, sealed_json(self._entries), private=True)
+        self._shelf.keep("seeds.json", self._entries)
 
     def drew(self, seed: int, about: str, names: Iterable[str] | None = None) -> bool:
         """Whether this seed was drawn for this; names: by these very sites."""

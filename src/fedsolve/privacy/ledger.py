@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, read, undamaged, write_atomically
+from fedsolve.container import canonical_json, undamaged
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.notes import LEAST_COHORT
+from fedsolve.privacy.shelf import Shelf
 
 _MARK = b"\t"
 _DIGITS = 32
@@ -58,7 +59,7 @@ class Ledger:
         self.withdrawn = self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
         self._digest = ""
-        self.folder = folder
+        self.folder, self._shelf = folder, Shelf(folder)
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
@@ -83,7 +84,7 @@ class Ledger:
         """Enter a masked term before it is sent; a slot that was entered is never used again."""
         # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
         about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
-        self._write("masked", canonical_json(about).encode() + b"\n" + masked)
+        self._shelf.write("masked", canonical_json(about).encode() + b"\n" + masked)
         self.keep(secrets)
         self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
@@ -143,12 +144,11 @@ class Ledger:
 
     def row_key(self) -> bytes:
         """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
-        path = None if self.folder is None else self.folder / "row-key"
-        if path is None:
+        if self.folder is None:
             return b"in memory"
-        if not path.exists():
-            self._write("row-key", random_source.token_bytes(32))
-        return read(path)
+        if (key := self._shelf.read("row-key")) is None:
+            self._shelf.write("row-key", key := random_source.token_bytes(32))
+        return key
 
     # -- openings ----------------------------------------------------------------------------------
 
@@ -205,17 +205,12 @@ class Ledger:
 
     def keep(self, secrets: bytes) -> None:
         """Keep what the client needs to go on after a restart."""
-        self._write("secrets", secrets)
+        self._shelf.write("secrets", secrets)
 
     @property
     def secrets(self) -> bytes | None:
         """What was kept last, in a folder."""
-        path = None if self.folder is None else self.folder / "secrets"
-        return read(path) if path is not None and path.exists() else None
-
-    def _write(self, name: str, data: bytes) -> None:
-        if self.folder is not None:
-            write_atomically(self.folder / name, data, private=True)
+        return self._shelf.read("secrets")
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
         """What is known of a key, and entered now where nothing is."""
@@ -239,18 +234,18 @@ class Ledger:
         path = self.folder / "ledger.jsonl"
         remedy = "Without it this client cannot know what it has opened; it must sit out."
         with undamaged(f"the ledger {path}", remedy):
-            if path.exists():
-                whole, _, torn = read(path).rpartition(b"\n")
+            if (data := self._shelf.read("ledger.jsonl")) is not None:
+                whole, _, torn = data.rpartition(b"\n")
                 if len(torn.partition(_MARK)[2]) > _DIGITS:
                     raise ValueError("its last line ends in something else")
                 lines = whole.split(b"\n") if whole else []
                 if len(torn.partition(_MARK)[2]) == _DIGITS:
                     lines.append(torn)
                 if torn:  # the machine stopped while it wrote this line, and nothing that follows was sent
-                    write_atomically(path, b"".join(line + b"\n" for line in lines), private=True)
+                    self._shelf.write("ledger.jsonl", b"".join(line + b"\n" for line in lines))
                 for number, line in enumerate(lines, 1):
                     self._take(json.loads(self._unmarked(line, number)))
-            self._load_masked(self.folder / "masked")
+            self._load_masked(self._shelf.read("masked"))
 
     def _unmarked(self, line: bytes, number: int) -> bytes:
         """A line without its digest, which must be that of all lines so far."""
@@ -263,10 +258,10 @@ class Ledger:
         self._digest = expected
         return entry
 
-    def _load_masked(self, path: Path) -> None:
-        if not path.exists():
+    def _load_masked(self, data: bytes | None) -> None:
+        if data is None:
             return
-        head, _, masked = read(path).partition(b"\n")
+        head, _, masked = data.partition(b"\n")
         slot, request, question, secrets = json.loads(head)
         if slot not in self._facts["used"]:  # stopped while it was entered, and not sent
             if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:

@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, to_bytes
+from fedsolve.container import from_bytes, to_bytes, undamaged
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy.graph import around, check_graph
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.notes import (
     Question,
     Setup,
@@ -47,17 +46,14 @@ from fedsolve.privacy.notes import (
     octets,
     opening_digest,
     pack,
-    pair_purpose,
     purpose,
     relayed,
-    self_purpose,
-    sign_of_pair,
 )
-from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, public_key, seal, unseal
+from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, add_masks, agree, public_key, seal, unseal
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify
-from fedsolve.privacy.witness import Evidence, fingerprinted, masks_left
+from fedsolve.privacy.witness import Evidence, fingerprinted, masks_left, own_mask, pair_masks
 
 Drawn = Callable[[Setup, Sequence[str]], bool]
 
@@ -85,13 +81,9 @@ class Client:
         drawn: Drawn = lambda setup, members: False,
         random: Random = secrets.token_bytes,
     ) -> None:
-        self.setup = setup
-        self.name = name
-        self._sign = sign
-        self._verify = verify
-        self._colluders = colluders
-        self._drawn = drawn
-        self._random = random
+        self.setup, self.name = setup, name
+        self._sign, self._verify, self._random = sign, verify, random
+        self._colluders, self._drawn = colluders, drawn
         self._channel = random(KEY_BYTES)
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
         pairs = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
@@ -264,14 +256,9 @@ class Client:
         key, seed = (part.tobytes() for part in self._secrets[slot])
         self._cohorts[slot] = (digest, names)
         self._secrets[slot] = 0  # the others hold what can open this sum; nobody can mask with it again
-        masks = [(derive(seed, self_purpose(digest, self.name)), 1)]
-        for other in self._members:
-            if other != self.name and other in names:
-                public = self._members[other].masks[slot].tobytes()
-                shared = agree(key, public, pair_purpose(digest, self.name, other))
-                masks.append((shared, sign_of_pair(self.name, other)))
-        masked = vector.copy()
-        add_masks(masked, masks)
+        others = {n: keys.masks[slot] for n, keys in self._members.items() if n != self.name and n in names}
+        masked, own = vector.copy(), own_mask(digest, self.name, seed)
+        add_masks(masked, [(own, 1), *pair_masks(digest, self.name, key, others)])
         note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
         return pack("masked", self.setup, note, {"limbs": masked.limbs})
 
@@ -282,13 +269,7 @@ class Client:
         cohort that this client masked its term for.
         """
         there, gone = sorted(survivors), sorted(dropped)
-        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
-        digest, cohort = self._cohorts[slot]
-        if sorted([*there, *gone]) != list(cohort):
-            raise TermError(
-                f"slot {slot} was used for a sum over {list(cohort)}; {there} with {gone} dropped is "
-                "another one."
-            )
+        digest = self._question(slot, [*there, *gone])
         self._need(self.name in there, "who is asked to open a sum is in it")
         self._need(not gone or not self.setup.degree, "with neighbours only, a sum is over all members")
         if len(there) < self.setup.least_cohort:
@@ -314,11 +295,7 @@ class Client:
 
     def total(self, evidence: Evidence) -> RingVector:
         """The total of a slot that this client took part in, as evidence shows it; refused if it does not."""
-        slot = evidence.slot
-        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
-        digest, cohort = self._cohorts[slot]
-        if sorted([*evidence.survivors, *evidence.dropped]) != list(cohort):
-            raise TermError(f"slot {slot} was used for a sum over {list(cohort)}, not over those shown.")
+        slot, digest = evidence.slot, self._question(evidence.slot, [*evidence.survivors, *evidence.dropped])
         evidence.check(digest, self._verify)
         total = evidence.masked.in_ring()
         add_masks(total, masks_left(self.setup, slot, digest, self._members, evidence.seeds, evidence.keys))
@@ -326,10 +303,19 @@ class Client:
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""
-        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
-        opening = opening_digest(self._cohorts[slot][0], sorted(survivors))
+        opening = opening_digest(self._question(slot), sorted(survivors))
         bound = self._members[self.name].commitments[slot].tobytes()
         return fingerprinted(masked, opening, digest, self.name, bound)
+
+    def _question(self, slot: int, cohort: Sequence[str] | None = None) -> str:
+        """The digest of the question that a slot served; refused where that was for another cohort."""
+        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
+        digest, asked = self._cohorts[slot]
+        if cohort is not None and sorted(cohort) != list(asked):
+            raise TermError(
+                f"slot {slot} was used for a sum over {list(asked)}; over {sorted(cohort)} is another one."
+            )
+        return digest
 
     def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
         rows = [self._shares[name][slot, which] for name in names if name in self._shares]
@@ -367,16 +353,10 @@ class Client:
         return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note}, sealed=True)
 
     @classmethod
-    def load(
-        cls,
-        data: bytes,
-        sign: Sign,
-        verify: Verify,
-        **settings: Any,
-    ) -> Client:
+    def load(cls, data: bytes, sign: Sign, verify: Verify, **settings: Any) -> Client:
         """The client that `save` described; settings as at its making."""
         arrays, note = from_bytes(data, what="this client's secrets", error=ModelFileError)
-        try:
+        with undamaged("the file of this client's secrets", "It must sit this run out."):
             if note["secure_client"] != 1:
                 raise ValueError(f"version {note['secure_client']}")
             client = cls(Setup(**note["setup"]), note["name"], sign, verify, **settings)
@@ -394,9 +374,4 @@ class Client:
             client._opened = {
                 slot: (digest, arrays[f"opened.{slot}"].tobytes()) for slot, digest in note["opened"]
             }
-        except (KeyError, TypeError, ValueError, TermError) as problem:
-            raise ModelFileError(
-                f"this client's secrets are incomplete ({type(problem).__name__}: {problem}). "
-                "It must sit this run out."
-            ) from problem
         return client

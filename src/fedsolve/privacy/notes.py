@@ -168,24 +168,9 @@ class Question:
         return hashlib.sha256(purpose("question", self.setup.note(), *about)).hexdigest()
 
 
-def pair_purpose(question: str, one: str, other: str) -> bytes:
-    """What the mask of two clients is derived for; the same from both sides."""
-    return purpose("pair", question, *sorted((one, other)))
-
-
 def opening_digest(question: str, survivors: Sequence[str]) -> str:
     """Names the one opening that a member gives: of which question, over which clients."""
     return hashlib.sha256(purpose("open", question, list(survivors))).hexdigest()
-
-
-def self_purpose(question: str, name: str) -> bytes:
-    """What a client's own mask is derived for."""
-    return purpose("self", question, name)
-
-
-def sign_of_pair(name: str, other: str) -> int:
-    """With which sign a client adds the mask that it has in common with another: 1 or -1."""
-    return 1 if name < other else -1
 
 
 def relay(

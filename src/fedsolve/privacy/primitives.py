@@ -1,12 +1,21 @@
-"""The few functions of the library `cryptography` that secure sums use, under the names used here."""
+"""The few functions of the library `cryptography` that secure sums use, and masks that are drawn with them.
+
+A mask is as long as a ring vector. Bytes of its stream go to the numbers of two limbs first, `CHUNK` of them
+at a time, the lower limbs of a chunk before its upper ones, then to the numbers of one limb. That order,
+chunk size included, is part of the protocol: both ends must draw the same numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy import MISSING_LIBRARY
+from fedsolve.privacy.ring import CHUNK, RingVector, add_wide
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -68,3 +77,29 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
     except (InvalidTag, ValueError) as problem:
         raise TermError("an encrypted share was damaged, or was sealed for somebody else.") from problem
+
+
+_ZEROS = memoryview(bytes(16 * CHUNK))
+
+
+def add_masks(vector: RingVector, masks: Iterable[tuple[bytes, int]]) -> None:
+    """Add to a vector, in place, the mask of each key with its sign (1 or -1).
+
+    All masks are applied to one chunk before the next, so that a chunk is read from memory once however
+    many there are.
+    """
+    streams = [(key_stream(key), sign) for key, sign in masks]
+    room = bytearray(16 * CHUNK + 16)  # the library asks for room of one block more than it writes
+    drawn = np.frombuffer(room, dtype="<u8", count=2 * CHUNK)
+    carry = np.empty(CHUNK, dtype=bool)
+    for start in range(0, vector.wide, CHUNK):
+        low, high = vector.low[start : start + CHUNK], vector.high[start : start + CHUNK]
+        for stream, sign in streams:
+            stream.update_into(_ZEROS[: 16 * len(low)], room)
+            add_wide(low, high, drawn[: len(low)], drawn[len(low) : 2 * len(low)], carry, sign)
+    single = vector.single
+    for start in range(0, len(single), 2 * CHUNK):
+        part = single[start : start + 2 * CHUNK]
+        for stream, sign in streams:
+            stream.update_into(_ZEROS[: 8 * len(part)], room)
+            (np.add if sign > 0 else np.subtract)(part, drawn[: len(part)], out=part)

@@ -84,8 +84,7 @@ class QuestionTrips:
             self._training, self._signers = kept["training"], list(kept["signers"])
             self._position, self._opening = kept["position"], kept["opening"]
             self.absorbs, self._found = bool(self._signers), tuple(kept["found"])
-            found = store.evidence()
-            self._evidence = found[1] if found is not None and found[0] == self._training else None
+            self._evidence = store.evidence(self._training)
 
     def before(self, digest: str) -> Setup | None:
         """The setup of the total that precedes the question with this digest; None where nothing does."""
@@ -96,7 +95,8 @@ class QuestionTrips:
     def show(self, evidence: Evidence) -> None:
         """Keep what shows the newest total, if that enters the run."""
         if self.absorbs:
-            self._store.keep_evidence(self._training, evidence)
+            arrays, note = evidence.parts()
+            self._store.keep("evidence.safetensors", {"training": self._training, "evidence": note}, arrays)
             self._evidence, self._taken = evidence, False
 
     def agreed(
@@ -155,7 +155,7 @@ class QuestionTrips:
 
     def _keep(self) -> None:
         kept = {"training": self._training, "signers": self._signers, "found": list(self._found)}
-        self._store.keep_note("training", {**kept, "position": self._position, "opening": self._opening})
+        self._store.keep("training.json", {**kept, "position": self._position, "opening": self._opening})
 
     def _letter(
         self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any], prefers: str

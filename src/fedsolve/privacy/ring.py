@@ -84,22 +84,16 @@ class RingVector:
         return RingVector(self.limbs.copy(), self.wide)
 
 
-def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
-    """Add numbers of two limbs in place; `carry` is room for as many booleans."""
-    carry = carry[: len(low)]
-    np.add(low, other_low, out=low)
-    np.less(low, other_low, out=carry)  # a sum smaller than an addend has wrapped around
-    np.add(high, other_high, out=high)
-    np.add(high, carry, out=high)
-
-
-def subtract_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
-    """Subtract numbers of two limbs in place; `carry` is room for as many booleans."""
-    carry = carry[: len(low)]
-    np.less(low, other_low, out=carry)
-    np.subtract(low, other_low, out=low)
-    np.subtract(high, other_high, out=high)
-    np.subtract(high, carry, out=high)
+def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array, sign: int) -> None:
+    """Add numbers of two limbs in place, or take them off (sign -1); `carry` is room for as many booleans."""
+    carry, combine = carry[: len(low)], np.add if sign > 0 else np.subtract
+    if sign < 0:
+        np.less(low, other_low, out=carry)
+    combine(low, other_low, out=low)
+    if sign > 0:
+        np.less(low, other_low, out=carry)  # a sum smaller than an addend has wrapped around
+    combine(high, other_high, out=high)
+    combine(high, carry, out=high)
 
 
 def encode(term: Term, layout: Layout, clients: int) -> RingVector:

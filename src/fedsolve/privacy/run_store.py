@@ -18,23 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import (
-    from_bytes,
-    from_sealed_json,
-    read,
-    sealed_json,
-    to_bytes,
-    undamaged,
-    write_atomically,
-)
-from fedsolve.errors import ModelFileError
 from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array, octets
 from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.unmasking import Server
 from fedsolve.privacy.witness import Evidence, WordSum
-
-_ANEW = "Put a copy of it back, or start a new run in another folder."
 
 
 @dataclass(frozen=True)
@@ -94,105 +83,70 @@ class Course:
         return cls(opened=opened, asked=asked, cohort=whole, **note)
 
 
-class RunStore:
+class RunStore(Shelf):
     """The folder of one run."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        note = self.note("course")
-        with undamaged(None if folder is None else folder / "course.json", _ANEW):
-            self._course = None if note is None else Course.from_note(note)
+        super().__init__(folder, "Put a copy of it back, or start a new run in another folder.")
+        self._course = self.kept("course.json", lambda _, note: Course.from_note(note))
 
     def resume(self, opening: str) -> Course | None:
         """The run that this folder holds, once, if it began with this opening."""
         course, self._course = self._course, None
         return course if course is not None and course.opening == opening else None
 
-    def keep(self, course: Course) -> None:
-        """Write down where the run is."""
-        self.keep_note("course", course.note())
-
     def keep_setup(self, setup: Setup, keys: dict[str, bytes], shares: dict[str, bytes]) -> None:
         """Write down what the members sent in a setup."""
         parts = {"keys": keys, "shares": shares}
         arrays = {f"{k}.{name}": as_array(sent) for k, notes in parts.items() for name, sent in notes.items()}
         note = {"setup": setup.note(), **{kind: list(notes) for kind, notes in parts.items()}}
-        self._write("setup.safetensors", to_bytes(arrays, note, sealed=True))
+        self.keep("setup.safetensors", note, arrays)
 
     def server(self, run: str, epoch: int) -> Server | None:
         """The server of the setup that was written down; None where that of this epoch was not completed."""
-        found = self._read("setup.safetensors")
-        if found is None:
-            return None
-        arrays, note = found
-        setup = Setup(**note["setup"])
-        if (setup.run, setup.epoch) != (run, epoch):
-            return None
-        server = Server(setup)
-        for name in note["keys"]:
-            server.add_keys(name, octets(arrays, f"keys.{name}").tobytes())
-        server.keys_for(server.members[0])
-        for name in note["shares"]:
-            server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
-        return server
+
+        def make(arrays: dict[str, Any], note: dict[str, Any]) -> Server | None:
+            setup = Setup(**note["setup"])
+            if (setup.run, setup.epoch) != (run, epoch):
+                return None
+            server = Server(setup)
+            for name in note["keys"]:
+                server.add_keys(name, octets(arrays, f"keys.{name}").tobytes())
+            server.keys_for(server.members[0])
+            for name in note["shares"]:
+                server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
+            return server
+
+        return self.kept("setup.safetensors", make)
 
     def keep_sum(self, slot: str, masked: WordSum, survivors: tuple[str, ...]) -> None:
         """Write down a sum of masked terms before anybody has to open it."""
         note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
-        arrays = {"limbs": masked.words, "carries": masked.carries}
-        self._write("masked.safetensors", to_bytes(arrays, note, sealed=True))
+        self.keep("masked.safetensors", note, {"limbs": masked.words, "carries": masked.carries})
 
     def sum(self, slot: str) -> tuple[WordSum, tuple[str, ...]] | None:
         """The sum of masked terms in this slot and whose they are, if it was written down."""
-        found = self._read("masked.safetensors")
-        if found is None or found[1].get("slot") != slot or "carries" not in found[0]:
-            return None
-        arrays, note = found
-        return WordSum(arrays["limbs"], arrays["carries"], note["wide"]), tuple(note["survivors"])
 
-    def keep_census(self, told: bytes) -> None:
-        """Write down what clients are told of the latest stage of a census."""
-        self._write("census.safetensors", told)
+        def make(arrays: dict[str, Any], note: dict[str, Any]) -> tuple[WordSum, tuple[str, ...]] | None:
+            if note["slot"] != slot:
+                return None
+            return WordSum(arrays["limbs"], arrays["carries"], note["wide"]), tuple(note["survivors"])
+
+        return self.kept("masked.safetensors", make)
 
     def census(self, setup: Setup) -> bytes:
         """What clients of this setup are told of the latest stage of a census; empty where there is none."""
-        found = self._read("census.safetensors")
-        if self._folder is None or found is None or found[1].get("setup") != setup.note():
-            return b""
-        return read(self._folder / "census.safetensors")
+        this = self.kept("census.safetensors", lambda _, note: note["setup"] == setup.note())
+        return (self.read("census.safetensors") or b"") if this else b""
 
-    def keep_evidence(self, training: str, evidence: Evidence) -> None:
-        """Write down what shows the latest total of a training to the sites that check questions."""
-        arrays, note = evidence.parts()
-        told = {"training": training, "evidence": note}
-        self._write("evidence.safetensors", to_bytes(arrays, told, sealed=True))
+    def evidence(self, training: str) -> Evidence | None:
+        """What shows the latest total of a training, if that was written down."""
 
-    def evidence(self) -> tuple[str, Evidence] | None:
-        """The training and what shows its latest total, if that was written down."""
-        found = self._read("evidence.safetensors")
-        if found is None:
-            return None
-        return found[1]["training"], Evidence.from_parts(found[0], found[1]["evidence"])
+        def make(arrays: dict[str, Any], note: dict[str, Any]) -> Evidence | None:
+            return Evidence.from_parts(arrays, note["evidence"]) if note["training"] == training else None
 
-    def keep_note(self, name: str, note: dict[str, Any]) -> None:
-        """Write down the training under way, or where the drawing of a seed is."""
-        self._write(f"{name}.json", sealed_json(note))
+        return self.kept("evidence.safetensors", make)
 
     def note(self, name: str) -> dict[str, Any] | None:
-        """What was written down under this name."""
-        path = None if self._folder is None else self._folder / f"{name}.json"
-        if path is None or not path.exists():
-            return None
-        return from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
-
-    # -- files -------------------------------------------------------------------------------------
-
-    def _write(self, name: str, data: bytes) -> None:
-        if self._folder is not None:
-            write_atomically(self._folder / name, data, private=True)
-
-    def _read(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        if self._folder is None or not (self._folder / name).exists():
-            return None
-        path = self._folder / name
-        return from_bytes(read(path), what=str(path), error=ModelFileError)
+        """What was written down under this name: the training under way, or the seed that was drawn."""
+        return self.kept(f"{name}.json", lambda _, note: note)

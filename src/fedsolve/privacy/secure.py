@@ -35,7 +35,6 @@ from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
-from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
     Setup,
@@ -63,9 +62,9 @@ from fedsolve.privacy.secure_client import (
     read_letter,
     request_digest,
 )
-from fedsolve.privacy.sizes import KnownTotals
+from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
-from fedsolve.privacy.witness import Evidence, slot_name
+from fedsolve.privacy.witness import slot_name
 from fedsolve.tables.fingerprints import Holdings
 
 _SLOTS = 8
@@ -216,7 +215,7 @@ class SecureFederation(Federation):
         if kept is None or kept.get("drawing") != drawing:
             drawn = draw_seed(self._engine, self.clients, about, self.colluders)
             kept = {"drawing": drawing, "seed": drawn}
-            self._store.keep_note("seed", kept)
+            self._store.keep("seed.json", kept)
         return with_seed(recipe, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ class SecureFederation(Federation):
         if not self._verifies:
             return {}
         self._attend()
-        self._store.keep(self._course)  # sites agree to a question of this very run
+        self._keep()  # sites agree to a question of this very run
         digest = request_digest(_sent(request))
         # The total before is shown under the keys that it was made with: a run that follows has others.
         setup = self._trips.before(digest) or self._keys().setup
@@ -297,7 +296,7 @@ class SecureFederation(Federation):
             layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
-        self._store.keep(self._course)
+        self._keep()
         return asked
 
     def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
@@ -314,9 +313,9 @@ class SecureFederation(Federation):
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         if self.verifies:
-            self._trips.show(self._evidence(asked, pending, signed))
+            self._trips.show(pending.evidence(asked.request, layout, signed))
         self._course.cohort, self._course.sizes = survivors, self._known.note()
-        self._store.keep(self._course)
+        self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
         self._report(report)
         return Total(
@@ -345,22 +344,8 @@ class SecureFederation(Federation):
         opening = Opening(self._course.run, asked.request, pending.survivors)
         if opening not in self._course.opened:
             self._course.opened.append(opening)
-            self._store.keep(self._course)
+            self._keep()
         return pending, self._open(pending, witnessed)
-
-    def _evidence(self, asked: Asked, pending: MaskedSum, signed: Mapping[str, tuple[str, str]]) -> Evidence:
-        """What shows an opened total."""
-        return Evidence(
-            pending.question.setup,
-            asked.slot,
-            asked.request,
-            asked.layout,
-            pending.survivors,
-            pending.dropped,
-            pending.masked,
-            *pending.secrets(),
-            signed,
-        )
 
     def _take_census(self) -> None:
         """Count the rows of all clients in their cells, once in a run; the next question tells the sums."""
@@ -372,12 +357,12 @@ class SecureFederation(Federation):
             if asked is None:
                 slot, layout = self._next_slot()[1], stage.layout(spec.features, spec.outputs)
                 asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
-                self._store.keep(course)
+                self._keep()
             report = CohortReport.of(request, asked.cohort)
             pending, signed = self._opened(asked, report, request, Chain(), {}, True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
-            arrays, shows = self._evidence(asked, pending, signed).parts()
+            arrays, shows = pending.evidence(asked.request, asked.layout, signed).parts()
             about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
             sent = {"request": encode_request(request)}
             told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
@@ -395,12 +380,12 @@ class SecureFederation(Federation):
                 }
                 told = pack(CENSUS, server.setup, about, {**total.arrays, **sent})
             self._told, self._informed = told, set()
-            self._store.keep_census(told)
+            self._store.write("census.safetensors", told)
             if asked.slot == server.setup.slots - 1:  # the next question has new keys
                 self._gathered(dict.fromkeys(pending.survivors, told), report, lambda *reply: None, _SLACK)
             course.stage = None if following is None else following.note()
             course.census = history if following is None else None
-            self._store.keep(course)
+            self._keep()
 
     def _first_stage(self, spec: Spec) -> CensusStage:
         """Where the census of a run begins: at the newest history that all clients can go on from."""
@@ -527,6 +512,10 @@ class SecureFederation(Federation):
             )
         return signed
 
+    def _keep(self) -> None:
+        """Write down where the run is."""
+        self._store.keep("course.json", self._course.note())
+
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
         report.absent.pop(name, None)
         report.lose(name, problem)
@@ -599,7 +588,7 @@ class SecureFederation(Federation):
         if not goes_on:  # an epoch that was begun is not begun again: others might come
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
-        self._store.keep(course)
+        self._keep()
         least = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
         setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
@@ -615,7 +604,7 @@ class SecureFederation(Federation):
             course.accounts[name] = note.get("accounts", [])
 
         self._gathered(begin, report, begun, _SLACK)
-        self._store.keep(course)
+        self._keep()
         told = {name: server.keys_for(name) for name in server.members}
         # For every neighbour a share of two secrets of each slot.
         largest = _SLACK + len(told) * (1024 + 128 * setup.slots)

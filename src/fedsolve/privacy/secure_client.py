@@ -107,33 +107,30 @@ class SecureClient:
         self.participant = participant
         self.ledger = Ledger() if ledger is None else ledger
         self.policy = policy
-        limits = limits if policy is None else policy.limits
-        self.changing = changing if policy is None else policy.changing
-        self.disclosure = Disclosure(
-            limits or Limits(), self.ledger.row_key(), self.ledger.folder, self.changing
+        rules = (
+            SitePolicy(colluders=colluders, changing=changing, verified=verified)
+            if policy is None
+            else policy
         )
+        limits = (limits or Limits()) if policy is None else policy.limits
+        folder, key = self.ledger.folder, self.ledger.row_key()
+        self.changing, self._colluders = rules.changing, rules.colluders
+        self.disclosure = Disclosure(limits, key, folder, self.changing)
         self.disclosure.withdrawn = self.ledger.withdrawn
-        self._colluders = colluders if policy is None else policy.colluders
         self._sign, self._verify, self._random = sign, verify, random
-        self._signatures = SignedQuestions(
-            verify,
-            self._colluders,
-            verified if policy is None else policy.verified,
-            0 if policy is None else policy.signatures,
-        )
-        self._check = QuestionCheck(self.ledger.folder)
-        self.seeds = SeedSite(
-            participant.name, sign, verify, SeedBook(self.ledger.folder), random, self._colluders
-        )
-        limit = (0.0, 1e-5) if policy is None else (policy.epsilon_total, policy.delta_total)
-        most = self.disclosure.limits.epsilon
-        self.budget = Budget(self.ledger.folder, self.ledger.row_key(), *limit, most)
+        self._signatures = SignedQuestions(verify, self._colluders, rules.verified, rules.signatures)
+        self._check = QuestionCheck(folder)
+        self.seeds = SeedSite(participant.name, sign, verify, SeedBook(folder), random, self._colluders)
+        self.budget = Budget(folder, key, rules.epsilon_total, rules.delta_total, limits.epsilon)
         if policy is not None:
             self._guard = PolicyGuard(policy, self.budget)
             participant.guard = self._permit
         self._tell = tell or (lambda sent: None)
-        self._settings: dict[str, Any] = {"colluders": self._colluders, "drawn": self._drawn}
-        self._settings["random"] = random
+        self._settings: dict[str, Any] = {
+            "colluders": self._colluders,
+            "drawn": self._drawn,
+            "random": random,
+        }
         kept = self.ledger.secrets
         self._client = None if kept is None else Client.load(kept, sign, verify, **self._settings)
 
@@ -155,15 +152,10 @@ class SecureClient:
             )
         if message == "members":
             return self._share(self._client, letter)
-        if message == "ask":
-            return self._mask(self._client, arrays, note)
-        if message == "open":
-            return self._open(self._client, note)
-        if message == CENSUS:
-            return self._admit(self._client, arrays, note)
-        if message == "check":
-            return self._check_question(self._client, arrays, note)
-        raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
+        known = {"ask": self._mask, "open": self._open, CENSUS: self._admit, "check": self._check_question}
+        if message not in known:
+            raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
+        return known[message](self._client, arrays, note)
 
     def _drawn(self, setup: Setup, members: Sequence[str]) -> bool:
         """Whether these members drew the circle of a setup together; nobody may leave it."""
@@ -188,10 +180,8 @@ class SecureClient:
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
         self.ledger.keep(client.save())
-        said = (
-            f"shares of its secrets, sealed for each of the others; {self._signatures.said(client.members)}"
-        )
-        self._tell(Sent("shares", said, len(shares)))
+        said = "shares of its secrets, sealed for each of the others"
+        self._tell(Sent("shares", f"{said}; {self._signatures.said(client.members)}", len(shares)))
         return shares
 
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
@@ -360,35 +350,29 @@ class SecureClient:
         """Who drew the seed of a run: all its members; others where changes are allowed."""
         return None if self.changing else client.members
 
-    def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
+    def _open(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
         request = self.ledger.request_of(slot_name(client.setup, slot))
         opening = Opening(client.setup.run, request, tuple(survivors))
-        told = openings_of(note, client.setup.run)
-        if opening not in told:
+        known = openings_of(note, client.setup.run)
+        if opening not in known:
             raise TermError("a total is to be opened that is not among those of its run.")
-        self.ledger.learn(client.setup.run, told, self.participant.name, opening)
+        self.ledger.learn(client.setup.run, known, self.participant.name, opening)
         self.ledger.check(opening, dropped, self.changing)
         honest = len(survivors) - max(self._colluders, self.disclosure.limits.colluders)
         self.ledger.check_noise(slot_name(client.setup, slot), honest)
         self.disclosure.settle(client.setup.run)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
-        if "sum" in note:
-            reply = self._witnessed(client, slot, survivors, text(note, "sum"), reply)
+        if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
+            masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
+            value, message = client.witness(slot, survivors, masked, text(note, "sum"))
+            told = {"value": value, "signature": self._sign(message).hex()}
+            reply = pack("witnessed", client.setup, told, {"opened": reply})
         said = f"its help to open the sum over {len(survivors)}"
         about = {"slot": slot_name(client.setup, slot), "cohort": survivors, "dropped": dropped}
         self._tell(Sent("opened", said, len(reply), None, about))
         return reply
-
-    def _witnessed(
-        self, client: Client, slot: int, survivors: Sequence[str], digest: str, reply: bytes
-    ) -> bytes:
-        """The help to open a sum, with a signed fingerprint of the term that this client sent for it."""
-        masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
-        value, message = client.witness(slot, survivors, masked, digest)
-        told = {"value": value, "signature": self._sign(message).hex()}
-        return pack("witnessed", client.setup, told, {"opened": reply})
 
     def _check_question(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Agree to a question, if it follows from the totals that were opened."""
@@ -424,9 +408,7 @@ class SecureClient:
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
     ) -> Shown:
-        if not isinstance(note["evidence"], dict):
-            raise TermError("the evidence of a total is damaged.")
-        place, request = text(note["evidence"], "place"), text(note["evidence"], "request")
+        about = _about_evidence(note)
 
         def total() -> Total:
             evidence = self._evidence(client, arrays, note, self._census(client, kind, None))
@@ -437,15 +419,13 @@ class SecureClient:
             term, asked = decode(client.total(evidence), evidence.layout), evidence.dropped
             return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(asked))
 
-        return Shown(place, request, total)
+        return Shown(text(about, "place"), text(about, "request"), total)
 
     def _evidence(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
     ) -> Evidence:
         """What shows a total, of a question that this client answered itself."""
-        about = note.get("evidence")
-        if not isinstance(about, dict):
-            raise TermError("the evidence of a total is damaged.")
+        about = _about_evidence(note)
         place, evidence = text(about, "place"), Evidence.from_parts(arrays, about)
         everybody = sorted([*evidence.survivors, *evidence.dropped])
         context = context_of(text(about, "request"), evidence.layout, census)
@@ -454,6 +434,12 @@ class SecureClient:
         if evidence.setup != client.setup or question != known:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
         return evidence
+
+
+def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(about := note.get("evidence"), dict):
+        raise TermError("the evidence of a total is damaged.")
+    return about
 
 
 def _outputs(data: ClientData) -> int:

@@ -8,6 +8,7 @@ more than half of 64 whom the name of the training picks (`notes.committee`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedsolve.errors import TermError
@@ -34,6 +35,7 @@ def training_of(note: Mapping[str, Any]) -> CheckedTraining:
     return CheckedTraining(text(told, "name"), told["recipe"], told["prefers"])
 
 
+@dataclass(frozen=True)
 class SignedQuestions:
     """Refuses questions that too few sites have signed.
 
@@ -41,23 +43,22 @@ class SignedQuestions:
     of too few sites to check are refused then. wanted: how many; 0: more than half of the sites.
     """
 
-    def __init__(self, verify: Verify, colluders: int, verified: bool, wanted: int) -> None:
-        self._verify = verify
-        self._colluders = colluders
-        self._verified = verified
-        self._wanted = wanted
+    verify: Verify
+    colluders: int
+    verified: bool
+    wanted: int
 
     def enough(self, names: Collection[str]) -> bool:
         """Whether so many can check: at least three sites must stay hidden from whoever does."""
-        return self._verified and len(names) >= least_verified(self._colluders)
+        return self.verified and len(names) >= least_verified(self.colluders)
 
     def needed(self, members: Collection[str]) -> int:
         """How many sites must have signed."""
-        return self._wanted or signatures_needed(len(members), self._colluders)
+        return self.wanted or signatures_needed(len(members), self.colluders)
 
     def said(self, members: Collection[str]) -> str:
         """For the people at a site: whether the questions of a run are checked."""
-        if not self._verified:
+        if not self.verified:
             return "this site answers questions that nobody has checked (verified = false)"
         return f"it answers questions that {self.needed(members)} of {len(members)} sites have checked"
 
@@ -72,12 +73,12 @@ class SignedQuestions:
         changing: bool,
     ) -> None:
         """Refuse a question that too few members of the run have signed, naming wrong signatures."""
-        if not self._verified:
+        if not self.verified:
             return
         if not self.enough(cohort):
             raise TermError(
                 f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
-                f"{least_verified(self._colluders)}; this site answers no others (its policy: verified)."
+                f"{least_verified(self.colluders)}; this site answers no others (its policy: verified)."
             )
         told = note.get("agreed")
         if not isinstance(told, dict) or not isinstance(told.get("signatures"), dict):
@@ -91,21 +92,21 @@ class SignedQuestions:
         if layout not in (layouts := listed(told, "layouts")):
             raise TermError("the sites agreed to this question in another layout.")
         message = agreed_message(text(told, "training"), request, everybody, run, layouts)
-        self.check_signed(message, told["signatures"], members, told["training"], self._wanted)
+        self.check_signed(message, told["signatures"], members, told["training"], self.wanted)
 
     def check_signed(
         self, message: bytes, signed: Mapping[str, str], members: Collection[str], about: str, wanted: int = 0
     ) -> None:
         """Refuse what too few of the members who check for all have signed, naming wrong signatures."""
-        may_check = set(members if wanted else committee(members, about, self._colluders))
-        needed = wanted or signatures_needed(len(members), self._colluders)
+        may_check = set(members if wanted else committee(members, about, self.colluders))
+        needed = wanted or signatures_needed(len(members), self.colluders)
         good = 0
         for name, signature in signed.items():
             try:
                 by = bytes.fromhex(signature)
             except (TypeError, ValueError) as problem:
                 raise TermError(f"the signature of '{str(name)[:60]}' is damaged.") from problem
-            if name not in may_check or not self._verify(name, message, by):
+            if name not in may_check or not self.verify(name, message, by):
                 raise TermError(
                     f"the agreement of '{str(name)[:60]}' to this question is not signed by that site, or "
                     "belongs to another question."

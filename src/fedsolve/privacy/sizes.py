@@ -2,19 +2,25 @@
 
 One limb needs the size of a sum before the sum is known, so it serves only arrays whose terms are no larger
 than their total (Gram and cross matrices, as their method declares), and only once a total of that name and
-shape has been seen. A gradient's total vanishes while its terms do not: it stays in two limbs.
+shape has been seen. A gradient's total vanishes while its terms do not: it stays in two limbs. Which arrays
+an answer has is found by answering for rows that nobody owns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from fedsolve.arrays import Array
-from fedsolve.errors import TermError
-from fedsolve.federation.messages import Term
-from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Layout
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
 
 SPARE_BITS = 2
 """A term in one limb may be 4 times as large as the largest number of the total before it.
@@ -46,8 +52,16 @@ def exponent_for(largest: float, clients: int, spare: int | None = None) -> int 
     return exponent if LEAST_EXPONENT <= exponent <= LARGEST_EXPONENT else None
 
 
-_SQUARES = {"feature": ("gram", "feature_square"), "target": ("label_square",)}
-"""Sums beside which a sum of centred numbers is nothing."""
+_SQUARES = {
+    "feature": ("gram", "feature_square"),
+    "target": ("label_square",),
+    "outcome": ("moments",),
+    "with_outcome": ("moments",),
+    "gradient": ("curvature",),
+}
+"""Sums of squares beside whose root a sum is measured that may vanish from the first: of centred numbers, or
+a gradient where the first coefficients are the last. The root of a curvature is one over a standard error.
+"""
 
 
 class KnownTotals:
@@ -131,8 +145,8 @@ class KnownTotals:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
 
         The size is the total's largest number. An array that is not additive may vanish, as a gradient
-        does, and is measured by the largest it has been in this run; a sum of centred numbers also by that of
-        their squares. Zeros throughout always pass.
+        does, and is measured by the largest it has been in this run, and beside sums of squares (`_SQUARES`).
+        Zeros throughout always pass.
         """
         bounds = layout.error_bounds(clients)
         for name, bound in bounds.items():
@@ -152,3 +166,49 @@ class KnownTotals:
 
 def _largest(array: Array) -> float:
     return float(max(array.max(), -array.min())) if array.size else 0.0
+
+
+class MadeUpClient:
+    """Answers the requests of one run with made-up rows; its answers have the shapes of everybody's."""
+
+    def __init__(self, describe: Callable[[], Spec]) -> None:
+        self._describe = describe
+        self._participant: Participant | None = None
+
+    def layout(
+        self, request: Request, chain: Chain, exponents: Exponents, bounded: Mapping[str, int]
+    ) -> Layout:
+        """Where each array of an answer to this request stands; bounded: exponents by name alone."""
+        if self._participant is None:
+            self._participant = Participant("made-up rows", _made_up(self._describe(), chain))
+        try:
+            term = _answer(self._participant, request, chain)
+        except DataError:  # rows like these cannot be: counts below zero, say. No rows have the same shapes.
+            data = self._participant.data
+            self._participant = Participant("no rows", data.taking(np.zeros(len(data), dtype=bool)))
+            term = _answer(self._participant, request, chain)
+        own = [name for name in term.arrays if "@" in name]
+        if own:
+            raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
+        by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
+        return Layout.of(term, {**exponents, **by_name})
+
+
+def _answer(participant: Participant, request: Request, chain: Chain) -> Term:
+    term = participant.answer(request)
+    for _ in range(2):
+        if isinstance(term, Needs):
+            term = participant.answer(request.starting_at(term.have, chain))
+    assert not isinstance(term, Needs)
+    return term
+
+
+def _made_up(spec: Spec, chain: Chain) -> ClientData:
+    """A few rows of every class."""
+    rows = 2 * max(2, spec.outputs)
+    features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
+    if spec.classes is None:
+        labels = np.zeros(rows if spec.outputs == 1 else (rows, spec.outputs))
+    else:
+        labels = np.resize(spec.classes, rows)
+    return ClientData(features, labels, schema=run_schema(chain))

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.graph import around
-from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import OF_KEY, OF_SEED
 from fedsolve.privacy.notes import (
     Question,
@@ -26,10 +25,11 @@ from fedsolve.privacy.notes import (
     text,
     unpack,
 )
-from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
+from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, add_masks
 from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
-from fedsolve.privacy.witness import WordSum, masks_left
+from fedsolve.privacy.witness import Evidence, WordSum, masks_left
 
 
 class Server:
@@ -222,6 +222,11 @@ class MaskedSum:
             )
         seeds = {name: self._joined(name, OF_SEED) for name in self.survivors}
         return seeds, {name: self._joined(name, OF_KEY) for name in self.dropped}
+
+    def evidence(self, request: str, layout: Layout, signed: Mapping[str, tuple[str, str]]) -> Evidence:
+        """What shows the total to others. request: its digest. signed: fingerprints of the terms."""
+        about = (self.question.setup, self.question.slot, request, layout, self.survivors, self.dropped)
+        return Evidence(*about, self.masked, *self.secrets(), signed)
 
     def total(self) -> RingVector:
         """The sum of the survivors' terms, without masks."""

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedsolve import registry
-from fedsolve.container import from_bytes, read, to_bytes, undamaged, write_atomically
-from fedsolve.errors import DataError, ModelFileError, TermError
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.meaning import differs, notes_differ, settling
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
+from fedsolve.privacy.notes import as_array
+from fedsolve.privacy.shelf import Shelf
 from fedsolve.registry import check_allowed
 from fedsolve.scoring.evaluation import about
 
@@ -70,15 +70,15 @@ class QuestionCheck:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = None if folder is None else folder / "checked"
+        remedy = "Without it this site cannot check this run; remove it and begin another."
+        self._shelf = Shelf(folder, remedy)
         self._training: CheckedTraining | None = None
         self._opening: dict[str, Any] = {}
         self._kept: bytes | None = None
         self._run: StagedRun[Any] | None = None
         self.absorbed = ""
         self.agreed = ""
-        if self._path is not None and self._path.exists():
-            self._load(self._path)
+        self._shelf.kept("checked", self._load)
 
     def agree(
         self, training: CheckedTraining, asked: Request, digest: str, model: Request, shown: Shown | None
@@ -199,23 +199,15 @@ class QuestionCheck:
 
     def _keep(self, run: bytes, absorbed: str, agreed: str) -> None:
         assert self._training is not None
-        if self._path is not None:
-            note = {
-                "training": dataclasses.asdict(self._training),
-                "opening": self._opening,
-                "absorbed": absorbed,
-                "agreed": agreed,
-            }
-            data = to_bytes({"run": np.frombuffer(run, dtype=np.uint8)}, note, sealed=True)
-            write_atomically(self._path, data, private=True)
+        note = {"training": dataclasses.asdict(self._training), "opening": self._opening}
+        note |= {"absorbed": absorbed, "agreed": agreed}
+        self._shelf.keep("checked", note, {"run": as_array(run)})
         self._kept, self.absorbed, self.agreed = run, absorbed, agreed
 
-    def _load(self, path: Path) -> None:
-        arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
-        with undamaged(path, "Without it this site cannot check this run; remove it and begin another."):
-            self._training, self._opening = CheckedTraining(**note["training"]), note["opening"]
-            self.absorbed, self.agreed = note["absorbed"], note["agreed"]
-            self._kept = arrays["run"].tobytes()
+    def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self._training, self._opening = CheckedTraining(**note["training"]), note["opening"]
+        self.absorbed, self.agreed = note["absorbed"], note["agreed"]
+        self._kept = arrays["run"].tobytes()
 
 
 class _Blocks:

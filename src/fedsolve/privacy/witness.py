@@ -29,10 +29,7 @@ from fedsolve.privacy.notes import (
     listed,
     octets,
     opening_digest,
-    pair_purpose,
     purpose,
-    self_purpose,
-    sign_of_pair,
 )
 from fedsolve.privacy.primitives import KEY_BYTES, agree, derive, key_stream, public_key
 from fedsolve.privacy.ring import RingVector
@@ -255,19 +252,34 @@ def masks_left(
     """The masks that are left in a sum, with the signs that remove them; a wrong seed or key is refused.
 
     known: the members' keys; of others, who signed what they committed to, evidence is checked first. seeds:
-    of the survivors' own masks. keys: of those who dropped out; nothing cancelled what was added for them.
+    of the survivors' own masks. keys: of those who dropped out, whose masks would have cancelled the rest.
     """
     masks = []
     for name, seed in seeds.items():
         if name in known and commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
             raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
-        masks.append((derive(seed, self_purpose(question, name)), -1))
+        masks.append((own_mask(question, name, seed), -1))
     for gone, key in keys.items():
         if public_key(key) != known[gone].masks[slot].tobytes():
             raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
-        for name in seeds:
-            shared = agree(key, known[name].masks[slot].tobytes(), pair_purpose(question, name, gone))
-            masks.append((shared, -sign_of_pair(name, gone)))
+        masks += pair_masks(question, gone, key, {name: known[name].masks[slot] for name in seeds})
+    return masks
+
+
+def own_mask(question: str, name: str, seed: bytes) -> bytes:
+    """The key of a client's own mask, which it adds."""
+    return derive(seed, purpose("self", question, name))
+
+
+def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]) -> list[tuple[bytes, int]]:
+    """The keys of the masks that a client has in common with others, and the signs with which it adds them.
+
+    key: its private one. others: their public ones, with which both sides find the same.
+    """
+    masks = []
+    for other, public in others.items():
+        about = purpose("pair", question, *sorted((name, other)))
+        masks.append((agree(key, public.tobytes(), about), 1 if name < other else -1))
     return masks
 
 
