@@ -54,7 +54,8 @@ class Shelf:
         assert self.folder is not None
         what, remedy = str(self.folder / name), self._remedy
         if name.endswith(self._PLAIN):
-            arrays, note = {}, from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
+            note = from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
+            arrays: dict[str, Array] = {}
         else:
             arrays, note = from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
         with undamaged(what, remedy):

@@ -199,7 +199,7 @@ class QuestionCheck:
 
     def _keep(self, run: bytes, absorbed: str, agreed: str) -> None:
         assert self._training is not None
-        note = {"training": dataclasses.asdict(self._training), "opening": self._opening}
+        note: dict[str, Any] = {"training": dataclasses.asdict(self._training), "opening": self._opening}
         note |= {"absorbed": absorbed, "agreed": agreed}
         self._shelf.keep("checked", note, {"run": as_array(run)})
         self._kept, self.absorbed, self.agreed = run, absorbed, agreed
