@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from fedsolve.arrays import Array
+from fedsolve.pages.templates import asset
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -194,7 +196,26 @@ def render(figure: Figure, form: Format = "svg", *, transparent: bool = False) -
     stream = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(stream, format=form, metadata=_METADATA[form], transparent=transparent)
-    return stream.getvalue()
+    written = stream.getvalue()
+    if form == "svg" and not transparent:
+        return written.replace(b"<defs>", b"<defs>\n  <style>" + _night().encode() + b"</style>", 1)
+    return written
+
+
+def _night() -> str:
+    """The rules by which a drawing on its own follows a reader who prefers dark pages, in their colours.
+
+    Programs that do not know such rules show it as it is drawn, on white.
+    """
+    dark = dict(re.findall(r"--([\w-]+): light-dark\([^,]+, (#\w+)\)", asset("style.css")))
+    pairs = [("#ffffff", "paper"), (INK, "ink"), (SOFT, "soft"), (RULE, "rule")]
+    pairs += [(color, f"series-{place}") for place, color in enumerate(SERIES, start=1)]
+    rules = [
+        f'[style*="{part}: {color}"] {{ {part}: {dark[name]} !important }}'
+        for color, name in pairs
+        for part in ("fill", "stroke")
+    ]
+    return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
 
 
 def series_style(look: int) -> dict[str, Any]:
