@@ -58,6 +58,12 @@ NUMBERS = {
     "question marks": (",", every(5, "?", plain(VALUES)), every(5, NAN, VALUES)),
     "dashes": (",", every(5, "-", plain(VALUES)), every(5, NAN, VALUES)),
     "dashes and decimal commas": (";", every(5, "-", [comma(v) for v in VALUES]), every(5, NAN, VALUES)),
+    "abbreviations and decimal commas": (
+        ";",
+        every(5, "k.A.", [comma(v) for v in VALUES]),
+        every(5, NAN, VALUES),
+    ),
+    "two points and decimal commas": (";", every(5, "..", [comma(v) for v in VALUES]), every(5, NAN, VALUES)),
     "-999 for missing": (",", every(5, "-999", plain(VALUES)), every(5, NAN, VALUES)),
     "-99 among whole numbers": (",", every(5, "-99", plain([int(v) for v in VALUES])), None),
     "below a limit": (",", every(5, "<39.1", plain(VALUES)), every(5, 39.1, VALUES)),

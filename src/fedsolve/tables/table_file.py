@@ -324,11 +324,12 @@ class TableFile:
             raise Unreadable(str(problem)) from problem
         table = table.rename_columns(list(wanted))
         for name in [name for name in spelled if dialect.signs != PLAIN and name not in kept]:
-            cells = table.column(name).unify_dictionaries().combine_chunks()
-            plain = arrow.array(
-                [dialect.plain(cell) for cell in cells.dictionary.to_pylist()], arrow.string()
-            )
-            changed = arrow.DictionaryArray.from_arrays(cells.indices, plain)
+            cells, absent = table.column(name).unify_dictionaries().combine_chunks(), wanted[name].absent
+            plain = [
+                cell if cell.strip() in absent else dialect.plain(cell)
+                for cell in cells.dictionary.to_pylist()
+            ]
+            changed = arrow.DictionaryArray.from_arrays(cells.indices, arrow.array(plain, arrow.string()))
             table = table.set_column(table.column_names.index(name), name, changed)
         return table
 
