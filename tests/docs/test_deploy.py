@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import socket
 import subprocess
+import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from sklearn.datasets import load_breast_cancer
 
 import fedsolve
 from tests.command import fedsolve as run_fedsolve
@@ -161,8 +166,9 @@ def test_the_page_names_files_that_exist():
     assert f"fedsolve:{fedsolve.__version__}" in page
 
 
-@pytest.mark.slow
-def test_the_image_is_built_where_a_builder_has_its_base(tmp_path):
+@pytest.fixture(scope="module")
+def image():
+    """The builder that made the image, and the image's name."""
     base = next(
         words.partition("=")[2] for kind, words in instructions() if kind == "ARG" and "BASE" in words
     )
@@ -172,8 +178,92 @@ def test_the_image_is_built_where_a_builder_has_its_base(tmp_path):
             break
     else:
         pytest.skip(f"no podman, docker or buildah here that has {base}")
-    line = [builder, "build", "-f", "deploy/Containerfile", "-t", "fedsolve:test", "."]
+    name = f"fedsolve:{fedsolve.__version__}"
+    line = [builder, "build", "-f", "deploy/Containerfile", "-t", name, "."]
     subprocess.run(line, cwd=ROOT, check=True, timeout=1200)
-    line = [builder, "run", "--rm", "fedsolve:test", "--version"]
+    return builder, name
+
+
+@pytest.mark.slow
+def test_the_image_is_built_where_a_builder_has_its_base(image):
+    builder, name = image
+    line = [builder, "run", "--rm", name, "--version"]
     said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120).stdout
     assert said == f"fedsolve {fedsolve.__version__}\n"
+
+
+SITES = ("north", "south", "west")
+HERE = "{network_mode: host, ulimits: {nproc: 4096}}"
+"""One machine is server and sites here, by its own address, and need not be allowed to raise limits."""
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_server_and_three_sites_in_containers_make_one_model(image, tmp_path):
+    builder, name = image
+    compose = shutil.which(f"{builder}-compose")
+    if compose is None:
+        pytest.skip(f"{builder}-compose is not installed here")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        free_port = found.getsockname()[1]
+    rows = load_breast_cancer(as_frame=True).frame.iloc[:, [0, 1, 4, -1]]
+    rows["target"] = rows["target"].map({0: "no", 1: "yes"})
+    rows.columns = ["radius", "texture", "smoothness", "outcome"]
+    for who in ("server", *SITES):
+        for folder in (tmp_path / who, tmp_path / who / "etc", tmp_path / who / "data"):
+            folder.mkdir()
+        file = "server.toml" if who == "server" else "site.toml"
+        text = (DEPLOY / file).read_text().replace("fedsolve.hospital.example:9092", f"localhost:{free_port}")
+        text = text.replace("0.0.0.0:9092", f"127.0.0.1:{free_port}").replace('"north"', f'"{who}"')
+        (tmp_path / who / "etc" / file).write_text(text)
+    for part, site in enumerate(SITES):
+        rows.iloc[part::3].to_csv(tmp_path / site / "data" / "patients.csv", index=False)
+    (tmp_path / "here.yaml").write_text(f"services: {{server: {HERE}, site: {HERE}}}\n")
+
+    def owned() -> None:
+        for path in (path for who in ("server", *SITES) for path in (tmp_path / who).rglob("*")):
+            os.chown(path, 10001, 10001)
+            path.chmod(0o700 if path.is_dir() else 0o600)
+
+    def keys(who: str, *words: str) -> None:
+        owned()
+        mounts = ["-v", f"{tmp_path / who / 'etc'}:/etc/fedsolve"]
+        line = [builder, "run", "--rm", *mounts, name, "keys", *words, "--keys", "/etc/fedsolve/keys"]
+        subprocess.run(line, check=True, capture_output=True, timeout=120)
+
+    def carry(path: str, whence: str, *whither: str) -> None:
+        for who in whither:
+            shutil.copy(tmp_path / whence / "etc" / path, tmp_path / who / "etc" / Path(path).name)
+
+    def composed(who: str, *words: str) -> str:
+        line = [compose, "-p", f"fedsolve-{who}", "-f", str(DEPLOY / "compose.yaml")]
+        line += ["-f", str(tmp_path / "here.yaml"), "--profile", "server" if who == "server" else "site"]
+        places = {"FEDSOLVE_ETC": str(tmp_path / who / "etc"), "FEDSOLVE_DATA": str(tmp_path / who / "data")}
+        settings = {"env": os.environ | places, "capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run([*line, *words], **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    keys("server", "init", "--host", "localhost")
+    for site in SITES:
+        keys(site, "client", site)
+        carry(f"keys/clients/{site}.pub", site, "server", *(other for other in SITES if other != site))
+        shutil.copy(tmp_path / "server/etc/keys/ca.crt", tmp_path / site / "etc/keys/ca.crt")
+    for who in ("server", *SITES):
+        others = [f"/etc/fedsolve/{site}.pub" for site in SITES if site != who]
+        keys(who, "register" if who == "server" else "roster", *others)
+    owned()
+    state = "fedsolve-server_server-state:/var/lib/fedsolve"
+    try:
+        for who in ("server", *SITES):
+            composed(who, "up", "-d", "--no-build")
+        until = time.monotonic() + 240
+        look = [builder, "run", "--rm", "-v", state, name, "info", "model.safetensors", "--json"]
+        while (found := subprocess.run(look, capture_output=True, text=True)).returncode:
+            assert time.monotonic() < until, composed("server", "logs") + composed("north", "logs")
+            time.sleep(3)
+        card = json.loads(found.stdout)
+    finally:
+        for who in ("server", *SITES):
+            composed(who, "down", "-v")
+    assert card["method"] == "afl"
