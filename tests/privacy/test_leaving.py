@@ -165,6 +165,28 @@ def test_secure_sums_forget_with_a_signed_withdrawal_only(key):
         fs.add(method, secure, one)
 
 
+def test_a_site_that_asks_for_noise_is_left_out_of_private_runs_only(tmp_path):
+    """Also after a restart of those who stay, and by the command."""
+    ledgers, stays = tmp_path / "ledgers", [name for name in NAMES if name != "north"]
+    trained(NAMES, ledgers)
+    keys = ("--keys", tmp_path / "keys")
+    fedsolve("keys", "init", "--host", "localhost", *keys)
+    fedsolve("keys", "client", "north", *keys)
+    words, paper = [word for name in stays for word in ("--cohort", name)], tmp_path / "paper"
+    assert fedsolve("certificate", "withdraw", "north", *words, "--noise", "--out", paper, *keys).exit_code == 0
+    with pytest.raises(fs.FedsolveError, match="north"):  # nobody has accepted it yet
+        trained(stays, ledgers, method=fs.Private(fs.AFL(), epsilon=1.0))
+    for name in stays:
+        said = fedsolve("certificate", "accept", paper, "--ledger", ledgers / name, *keys)
+        assert said.stdout.strip() == "north may leave, and only private runs (--epsilon) go on without it"
+    with pytest.raises(fs.FedsolveError, match="noise"):
+        trained(stays, ledgers)
+    model = trained(stays, ledgers, method=fs.Private(fs.AFL(), epsilon=1.0))
+    assert model.card["cohort"] == sorted(stays)
+    with pytest.raises(fs.FedsolveError, match="noise"):
+        trained(stays, ledgers)
+
+
 def test_a_paper_is_a_paper(tmp_path):
     (tmp_path / "x").write_text("[]")
     with pytest.raises(fs.ModelFileError, match="is no paper"):

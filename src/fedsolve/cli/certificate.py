@@ -64,15 +64,16 @@ def _verifier(keys: Keys) -> Any:
 class WithdrawOptions(KeyFolderOptions):
     site: str = required(argument=True, metavar="SITE")
     cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", "SITE")
+    noise: bool = option(False, "Ask for noise: only private runs may go on without this site.")
     out: str | None = option(None, "Where it is written.", "FILE", none="SITE.withdrawal")
 
 
 @command(group=certificate)
 def withdraw(options: WithdrawOptions, output: Output) -> None:
-    """Sign that this site leaves, and accepts that its own sum can be computed as a difference."""
+    """Sign that this site leaves: its own sum can then be computed as a difference, or noise hides it."""
     from fedsolve.privacy.leaving import withdrawal
 
-    paper = withdrawal(options.site, {*options.cohort, options.site})  # type: ignore[arg-type]
+    paper = withdrawal(options.site, sorted({*options.cohort, options.site}), options.noise)
     paper = paper.signed(options.site, _signer(options.key_folder, options.site))
     out = options.out or f"{options.site}.withdrawal"
     write_text(out, paper.to_text())
@@ -87,15 +88,16 @@ class AcceptOptions(KeyFolderOptions):
 @command(group=certificate)
 def accept(options: AcceptOptions, output: Output) -> None:
     """Enter a withdrawal at a site that stays: from then on it sums with the others without the leaver."""
-    from fedsolve.privacy.leaving import Paper, check_withdrawal
+    from fedsolve.privacy.leaving import NOISE, Paper, check_withdrawal
     from fedsolve.privacy.ledger import Ledger
 
     if not (Path(options.ledger) / "ledger.jsonl").exists():
         raise ModelFileError(f"{options.ledger} holds no ledger.")
     paper = Paper.from_file(options.paper)
     site = check_withdrawal(paper, _verifier(options.key_folder))
-    Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"])
-    output.result({"left": site}, f"{site} may leave")
+    Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"], noise := paper.facts["accepts"] == NOISE)
+    more = ", and only private runs (--epsilon) go on without it" if noise else ""
+    output.result({"left": site, "noise": noise}, f"{site} may leave{more}")
 
 
 class MakeOptions(KeyFolderOptions):

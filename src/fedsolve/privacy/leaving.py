@@ -1,8 +1,8 @@
 """Leaving and joining, with papers that anybody can check offline.
 
-A withdrawal is signed by the site that leaves. It accepts that the others' next total, taken from the last,
-is its own sum (noise, `fs.Private`, is the way not to accept that). Sites that have entered it
-(`Ledger.withdraw`) sum again without the leaver, in fresh slots: bit for bit the model without it.
+A withdrawal is signed by the site that leaves. It accepts that the last total less the next one is its own
+sum, or it asks for noise. Sites that have entered it (`Ledger.withdraw`) sum again without the leaver, in
+fresh slots: bit for bit the model without it, or, where it asks for noise, a private one (`fs.Private`).
 
 A certificate says what became of it: the opening of both trainings, both cohorts, SHA-256 of both model
 files and of all totals that they were solved from, the epsilon that the model cost. Everybody in the new
@@ -31,7 +31,8 @@ from fedsolve.privacy.signatures import Sign, Verify
 
 SERVER = "server"
 _TAG = b"fedsolve paper 1\n"
-ACCEPTS = "its own sum can be computed as a difference"
+DIFFERENCE = "its own sum can be computed as a difference"
+NOISE = "only private runs are summed without it"
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,15 @@ class Paper:
         return cls(facts, signatures)
 
 
-def withdrawal(site: str, cohort: Sequence[str]) -> Paper:
-    """What a site signs that leaves this cohort."""
-    return Paper({"paper": "withdrawal", "site": site, "cohort": sorted(cohort), "accepts": ACCEPTS})
+def withdrawal(site: str, cohort: Sequence[str], noise: bool = False) -> Paper:
+    """What a site signs that leaves this cohort. noise: it asks for noise that hides its own sum."""
+    accepts = NOISE if noise else DIFFERENCE
+    return Paper({"paper": "withdrawal", "site": site, "cohort": sorted(cohort), "accepts": accepts})
 
 
 def check_withdrawal(paper: Paper, verify: Verify) -> str:
     """The site that leaves; refused unless it signed."""
-    if paper.facts.get("paper") != "withdrawal" or paper.facts.get("accepts") != ACCEPTS:
+    if paper.facts.get("paper") != "withdrawal" or paper.facts.get("accepts") not in (DIFFERENCE, NOISE):
         raise ModelFileError("this paper is no withdrawal.")
     site = str(paper.facts["site"])
     paper.check([site], verify)
@@ -110,7 +112,7 @@ def forget(
             raise ModelFileError(f"in secure sums '{site}' leaves with its signed withdrawal only.")
         if check_withdrawal(paper, verify) != site or {*paper.facts["cohort"]} != {*inner.clients}:
             raise ModelFileError(f"this is no withdrawal of '{site}' from {', '.join(inner.clients)}.")
-        federation.withdrawn(site, paper.facts["cohort"])
+        federation.withdrawn(site, paper.facts["cohort"], paper.facts["accepts"] == NOISE)
     inner.remove(site)
     model: Model = of.fit(federation, **settings)
     return model

@@ -35,9 +35,9 @@ from fedsolve.privacy.shelf import Shelf
 _MARK = b"\t"
 _DIGITS = 32
 
-_FACTS = ("used", "layout", "pinned", "refused", "noise", "withdrawn")
-"""By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left.
-Layouts and what was refused stand in older ledgers.
+_FACTS = ("used", "pinned", "noise", "withdrawn", "hidden")
+"""By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left, and
+accepts that its sum is the difference of two totals, or asks for noise that hides it.
 """
 
 
@@ -118,15 +118,18 @@ class Ledger:
             raise TermError(f"slot {slot} has not been used by this client.")
         return str(self._facts["used"][slot][0])
 
-    def withdraw(self, site: str, cohort: Collection[str]) -> None:
-        """Enter that a site has left this cohort, which signed that it did: totals without it are opened."""
+    def withdraw(self, site: str, cohort: Collection[str], noise: bool = False) -> None:
+        """Enter that a site has left this cohort, which signed that it did: totals without it are opened.
+
+        noise: the site asks for noise: only totals of private runs are opened without it.
+        """
         gone = self.withdrawn - {site}
         if all({*cohort} != {*each.cohort} - gone for each in self.openings):
             raise CohortError(
                 f"'{site}' leaves {', '.join(sorted(cohort))}, and this ledger knows of no total over them. "
                 "Ask it for a withdrawal from the cohort that was trained with, and name this site's ledger."
             )
-        self._know("withdrawn", site)
+        self._know("hidden" if noise else "withdrawn", site)
 
     def need_noise(self, slot: str, shares: int) -> None:
         """Enter how many honest sites must have added noise to the sum of a slot."""
@@ -183,7 +186,19 @@ class Ledger:
         self._check(new)
 
     def _check(self, new: Opening) -> None:
-        gone = self.withdrawn if self.withdrawn.isdisjoint(new.cohort) else ()
+        noisy = any(
+            used[0] == new.request and slot in self._facts["noise"]
+            for slot, used in self._facts["used"].items()
+        )
+        known = {name for each in self.openings for name in each.cohort}
+        hidden = self._facts["hidden"].keys() & (known - {*new.cohort})
+        if hidden and not noisy:
+            raise CohortError(
+                f"{sorted(hidden)} left and asked for noise: without them this site sums private runs only. "
+                "Train with noise (--epsilon)."
+            )
+        left = {*self.withdrawn, *hidden}
+        gone = left if left.isdisjoint(new.cohort) else ()
         before = [
             Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
             for each in self.openings
@@ -250,8 +265,6 @@ class Ledger:
     def _unmarked(self, line: bytes, number: int) -> bytes:
         """A line without its digest, which must be that of all lines so far."""
         entry, _, digest = line.partition(_MARK)
-        if not digest and not self._digest:  # written before lines had digests
-            return entry
         expected = _next(self._digest, entry)
         if digest != expected.encode():
             raise ValueError(f"line {number} was changed, or lines before it are missing")

@@ -662,11 +662,11 @@ class SecureFederation(Federation):
             client.attend()
             self._attending[participant.name] = client
 
-    def withdrawn(self, site: str, cohort: Collection[str]) -> None:
+    def withdrawn(self, site: str, cohort: Collection[str], noise: bool = False) -> None:
         """Enter at the clients of this process that a site has left, which signed that it did."""
         self._attend()
         for client in self._attending.values():
-            client.ledger.withdraw(site, cohort)
+            client.ledger.withdraw(site, cohort, noise)
 
     def __repr__(self) -> str:
         return f"SecureFederation({self.federation!r})"
