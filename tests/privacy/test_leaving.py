@@ -173,7 +173,8 @@ def test_a_site_that_asks_for_noise_is_left_out_of_private_runs_only(tmp_path):
     fedsolve("keys", "init", "--host", "localhost", *keys)
     fedsolve("keys", "client", "north", *keys)
     words, paper = [word for name in stays for word in ("--cohort", name)], tmp_path / "paper"
-    assert fedsolve("certificate", "withdraw", "north", *words, "--noise", "--out", paper, *keys).exit_code == 0
+    signed = fedsolve("certificate", "withdraw", "north", *words, "--noise", "--out", paper, *keys)
+    assert signed.exit_code == 0, signed.stderr
     with pytest.raises(fs.FedsolveError, match="north"):  # nobody has accepted it yet
         trained(stays, ledgers, method=fs.Private(fs.AFL(), epsilon=1.0))
     for name in stays:

@@ -95,7 +95,8 @@ def accept(options: AcceptOptions, output: Output) -> None:
         raise ModelFileError(f"{options.ledger} holds no ledger.")
     paper = Paper.from_file(options.paper)
     site = check_withdrawal(paper, _verifier(options.key_folder))
-    Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"], noise := paper.facts["accepts"] == NOISE)
+    noise = paper.facts["accepts"] == NOISE
+    Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"], noise)
     more = ", and only private runs (--epsilon) go on without it" if noise else ""
     output.result({"left": site, "noise": noise}, f"{site} may leave{more}")
 
