@@ -25,7 +25,7 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
 from fedsolve.export import CARD, OPSET, OnnxGraph, writes  # noqa: E402
-from fedsolve.export.onnx_functions import activation  # noqa: E402
+from fedsolve.export.families import activation  # noqa: E402
 
 NEAR = {"float64": 1e-9, "float32": 1e-5}
 X, Y = toy_data(400, 3, noise=0.3)
@@ -180,7 +180,7 @@ def test_regression_gives_its_targets(tmp_path: Path) -> None:
 def test_activations(name: str, precision: str, tmp_path: Path) -> None:
     values = np.r_[np.linspace(-9, 9, 2001), -60.0, 0.0, 60.0][:, None].astype(precision)
     graph = OnnxGraph(precision)
-    result = activation(graph, name, graph.input("x", precision, 1))
+    result = activation(name, graph.input("x", precision, 1))
     graph.output("y", result, precision, ("rows", 1))
     onnx.save(graph.model({}, "", "0"), tmp_path / "m.onnx")
     expected = activate(name, values.astype("float64").copy())
@@ -418,7 +418,7 @@ def test_a_model_of_ones_own_is_refused_until_somebody_writes_it(tmp_path: Path)
     assert not (tmp_path / "m.onnx").exists()
 
     @writes(Own)
-    def written(graph: OnnxGraph, model: Own, rows: str) -> str:
+    def written(graph: OnnxGraph, model: Own, rows: Any) -> Any:
         return graph.head(rows, np.array([[1.0, -1.0]] * 2))
 
     agrees(own, tmp_path, rows=NEW[:, :2])

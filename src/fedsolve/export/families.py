@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY
-from fedsolve.backends.activations import activate
+from fedsolve.backends.activations import ACTIVATIONS, activate, known
 from fedsolve.closedform.apfl import APFLModel
 from fedsolve.closedform.cascade import CascadeModel
 from fedsolve.closedform.dual_stream import PersonalModel
@@ -22,19 +22,19 @@ from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.errors import DataError
-from fedsolve.export.onnx_functions import activation, kernel_rows, softmax
 from fedsolve.export.onnx_graph import OnnxGraph
+from fedsolve.export.onnx_values import Value
 from fedsolve.export.raw_rows import prepared
 from fedsolve.model import Model
 from fedsolve.tables.preparation import Preparation
 
-Writer = Callable[[OnnxGraph, Any, str], str]
-"""Of a graph, a model and prepared rows, the value of the scores; both float64."""
+Writer = Callable[[OnnxGraph, Any, Value], Any]
+"""Of a graph, a model and prepared rows, the scores; both are values in float64."""
 
-Layers = Callable[[OnnxGraph, Any, str, Array], str]
+Layers = Callable[[OnnxGraph, Any, Value, Array], Any]
 """Of a graph, a model, prepared rows and what their features are multiplied with, the features."""
 
-W = TypeVar("W", bound=Callable[..., str])
+W = TypeVar("W", bound=Callable[..., Any])
 
 _SCORES: dict[type[Model], Writer] = {}
 _ESTIMATES: dict[type[Model], Writer] = {}
@@ -56,7 +56,7 @@ def writes_representation(*kinds: type[Model]) -> Callable[[W], W]:
     return _entering(_REPRESENTATIONS, kinds)
 
 
-def scores(graph: OnnxGraph, model: Model, rows: str) -> str:
+def scores(graph: OnnxGraph, model: Model, rows: Value) -> Any:
     """The scores (rows, outputs) of rows that `model._checked` would give."""
     writer = _SCORES.get(type(model))
     if writer is None:
@@ -68,7 +68,7 @@ def scores(graph: OnnxGraph, model: Model, rows: str) -> str:
     return writer(graph, model, rows)
 
 
-def estimates(graph: OnnxGraph, model: Model, found: str) -> str:
+def estimates(graph: OnnxGraph, model: Model, found: Value) -> Any:
     """The estimates of a model whose scores are `found`."""
     writer = _ESTIMATES.get(type(model))
     if writer is not None:
@@ -93,13 +93,13 @@ def _entering(writers: dict[type[Model], Any], kinds: tuple[type[Model], ...]) -
 
 
 @writes(LinearModel)
-def linear(graph: OnnxGraph, model: LinearModel, rows: str) -> str:
-    rows = graph.cast(rows, "float64")
-    return graph.head(_centred(graph, rows, model.preparation), model.weight, model.intercept)
+def linear(graph: OnnxGraph, model: LinearModel, rows: Value) -> Any:
+    rows = rows.astype("float64")
+    return graph.head(_centred(rows, model.preparation), model.weight, model.intercept)
 
 
 @writes(SoftmaxModel)
-def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: str) -> str:
+def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: Value) -> Any:
     if model.base is not None:
         rows = prepared(graph, rows, model.base.preparing)
         rows = representation(graph, model.base, rows, model.weight)
@@ -107,11 +107,11 @@ def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: str) -> str:
 
 
 @writes_estimates(SoftmaxModel)
-def softmax_estimates(graph: OnnxGraph, model: Model, found: str) -> str:
-    return softmax(graph, found)
+def softmax_estimates(graph: OnnxGraph, model: Model, found: Value) -> Any:
+    return graph.op("Softmax", found, axis=1)
 
 
-def representation(graph: OnnxGraph, model: Model, rows: str, head: Array) -> str:
+def representation(graph: OnnxGraph, model: Model, rows: Value, head: Array) -> Any:
     """The features of a staged model's last layer, which `head` is to be multiplied with."""
     writer = _REPRESENTATIONS.get(type(model))
     if writer is None:
@@ -122,36 +122,34 @@ def representation(graph: OnnxGraph, model: Model, rows: str, head: Array) -> st
 
 
 @writes_representation(DeepModel)
-def deep_features(graph: OnnxGraph, model: DeepModel, rows: str, head: Array) -> str:
+def deep_features(graph: OnnxGraph, model: DeepModel, rows: Value, head: Array) -> Any:
     network = model.network
     double: frozenset[int] = frozenset()
     if graph.precision == "float32":
         double = double_layers(model, head, graph.steepness)
     # What all layers are added to, and what each adds, stay float64: no error of theirs is lost in a sum.
     with graph.computing("float64"):
-        phi = _projected(
-            graph, network.first(), network.zero_activation, _centred(graph, rows, model.preparation)
-        )
+        phi = _projected(graph, network.first(), network.zero_activation, _centred(rows, model.preparation))
     initial = phi
     for layer, block in enumerate(model.blocks):
         source = initial if network.block_input == "initial" else phi
         with graph.computing("float64" if layer in double else graph.precision):
             if network.projection == "identity":
-                update = activation(graph, network.activation, graph.cast(source))
+                update = activation(network.activation, source.astype(graph.precision))
             else:
                 update = _projected(graph, network.draw(layer, NUMPY), network.activation, source)
-        update = graph.cast(update, "float64")
+        update = update.astype("float64")
         if block is not None:
             update = graph.head(graph.head(update, block.left), block.right.T)
-        phi = graph.op("Add", phi, update) if network.skip else update
+        phi = phi + update if network.skip else update
     return phi
 
 
 @writes_representation(CascadeModel)
-def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str, head: Array) -> str:
+def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: Value, head: Array) -> Any:
     method, outputs = model.method, model.outputs
     first = projection(method.seed, "zero", 0, model.features, method.width, bias=method.bias)
-    phi = _projected(graph, first, method.zero_activation, graph.cast(rows))
+    phi = _projected(graph, first, method.zero_activation, rows)
     for layer, weight in enumerate(model.classifiers[:-1]):
         phi = graph.affine(phi, weight)
         if method.strategy in (2, 4):
@@ -159,64 +157,75 @@ def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str, head: Arr
         back = projection(method.seed, "cascade", layer, outputs, method.width, method.gain)
         phi = graph.affine(phi, back.weight)
         if method.strategy in (3, 4):
-            phi = activation(graph, method.activation, phi)
+            phi = activation(method.activation, phi)
     return phi
 
 
 @writes(DeepModel, CascadeModel)
-def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: str) -> str:
+def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: Value) -> Any:
     shift = None if model.preparation is None else model.preparation.target_mean
     head = model.classifiers[-1]
     return graph.head(representation(graph, model, rows, head), head, shift)
 
 
 @writes(KernelModel)
-def kernel(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
+def kernel(graph: OnnxGraph, model: KernelModel, rows: Value) -> Any:
     return graph.head(_near(graph, model, rows), model.weights, model.preparation.target_mean)
 
 
 @writes_representation(KernelModel)
-def kernel_features(graph: OnnxGraph, model: KernelModel, rows: str, head: Array) -> str:
+def kernel_features(graph: OnnxGraph, model: KernelModel, rows: Value, head: Array) -> Any:
     return graph.head(_near(graph, model, rows), model.whitening())
 
 
-def _near(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
-    rows = graph.standardised(rows, model.preparation.mean, model.preparation.scale)
-    return kernel_rows(graph, rows, model.landmarks.points(), model.bandwidth)
+def _near(graph: OnnxGraph, model: KernelModel, rows: Value) -> Any:
+    """exp(-|x - z|² / h) of rows x and landmarks z: (rows, landmarks)."""
+    rows, points = _centred(rows, model.preparation), model.landmarks.points()
+    scale = -1.0 / model.bandwidth
+    squares = graph.op("ReduceSumSquare", rows, [1], keepdims=1) * scale
+    far = rows @ (points.T * (-2.0 * scale)) + np.einsum("ij,ij->i", points, points) * scale
+    return np.exp(far + squares)
 
 
 # -- a shared stream, and a client's own -----------------------------------------------------------
 
 
 @writes(APFLModel)
-def shared_stream(graph: OnnxGraph, model: APFLModel, rows: str) -> str:
+def shared_stream(graph: OnnxGraph, model: APFLModel, rows: Value) -> Any:
     return scores(graph, model.primary, prepared(graph, rows, model.primary.preparing))
 
 
 @writes_estimates(APFLModel)
-def shared_estimates(graph: OnnxGraph, model: APFLModel, found: str) -> str:
+def shared_estimates(graph: OnnxGraph, model: APFLModel, found: Value) -> Any:
     return estimates(graph, model.primary, found)
 
 
 @writes(PersonalModel)
-def own_stream(graph: OnnxGraph, model: PersonalModel, rows: str) -> str:
+def own_stream(graph: OnnxGraph, model: PersonalModel, rows: Value) -> Any:
     shared, refinement = model.shared, model.refinement
     found = scores(graph, shared, prepared(graph, rows, shared.preparing))
     found = estimates(graph, shared, found)
     if model.balance == 0:
         return found
-    inputs = _centred(graph, rows, getattr(shared, "preparation", None))
-    psi = _projected(graph, refinement.random(model.features), refinement.activation, graph.cast(inputs))
-    return graph.op("Add", found, graph.head(psi, model.balance * model.weight))
+    inputs = _centred(rows, getattr(shared, "preparation", None))
+    psi = _projected(graph, refinement.random(model.features), refinement.activation, inputs)
+    return found + graph.head(psi, model.balance * model.weight)
 
 
-def _centred(graph: OnnxGraph, rows: str, preparation: Preparation | None) -> str:
+def _centred(rows: Value, preparation: Preparation | None) -> Any:
     """Float64 rows centred and scaled."""
-    return rows if preparation is None else graph.standardised(rows, preparation.mean, preparation.scale)
+    return rows if preparation is None else (rows - preparation.mean) / preparation.scale
 
 
-def _projected(graph: OnnxGraph, random: Projection, name: str, rows: str) -> str:
-    return activation(graph, name, graph.affine(rows, random.weight, random.bias))
+def _projected(graph: OnnxGraph, random: Projection, name: str, rows: Value) -> Value:
+    return activation(name, graph.affine(rows, random.weight, random.bias))
+
+
+def activation(name: str, value: Value) -> Value:
+    """The activation of this name, by the same kernel that computes it on arrays."""
+    made, scratch = (Value(value.graph, value.edge, value.dtype) for _ in range(2))
+    known(name, ACTIVATIONS)(made, scratch)
+    return made
 
 
 PROMISE = 1e-5

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from fedsolve import container
 from fedsolve.calibration import Calibration, LabelCalibration
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError, require
 from fedsolve.export.families import estimates, scores
-from fedsolve.export.onnx_functions import probabilities, simplex
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph
+from fedsolve.export.onnx_values import Value
 from fedsolve.export.raw_rows import finite, prepared, raw_rows
 from fedsolve.federation.card import card
 from fedsolve.model import Model
@@ -73,12 +74,11 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
         _several(graph, model, found)
     elif model.classes is None:
         told, shape = estimates(graph, model, found), ("rows", model.outputs)
-        graph.output("prediction", graph.cast(told), precision, shape, "the predicted targets")
+        graph.output("prediction", told, precision, shape, "the predicted targets")
         if model.spread is not None:
             reach = model.spread.reach()
             for name, side in (("low", -reach), ("high", reach)):
-                edge = graph.op("Add", graph.cast(told, "float64"), graph.constant(side, "float64"))
-                graph.output(name, graph.cast(edge), precision, shape, "an interval of 95 % of the truths")
+                graph.output(name, told + side, precision, shape, "an interval of 95 % of the truths")
     else:
         _answers(graph, model, found)
     proto = graph.model({CARD: canonical_json(card(model))}, repr(model), __version__)
@@ -91,7 +91,7 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
     return graph, proto
 
 
-def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
+def scores_of(graph: OnnxGraph, model: Model, rows: Value) -> Any:
     """The scores of float64 rows, prepared as the model does; the graph fails where the model refuses."""
     if isinstance(model.calibration, Calibration):
         # Of p = softmax(slope * s), dp/ds = slope * p (1 - p): slope / 4 at most, and rarely near it.
@@ -99,48 +99,61 @@ def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
     return scores(graph, model, finite(graph, prepared(graph, rows, model.preparing)))
 
 
-def labels_and_shares(graph: OnnxGraph, model: Model, found: str) -> tuple[str, str, str]:
-    """Labels, float64 probabilities, and the type of the labels, from scores."""
+def labels_and_shares(graph: OnnxGraph, model: Model, found: Value) -> tuple[Value, Any]:
+    """Labels and float64 probabilities, from scores."""
     classes = model.classes
     assert classes is not None
     kind = _LABELS.get(classes.dtype.kind)
     if kind is None:
         raise DataError(f"classes of type {classes.dtype} cannot be exported; use numbers or text.")
     if isinstance(model.calibration, Calibration):
-        shares = probabilities(graph, found, model.calibration)
+        logits = model.calibration.slope * found
+        if model.calibration.biases is not None:
+            logits = logits + model.calibration.biases
+        shares = graph.op("Softmax", logits, axis=1)
     else:
         shares = simplex(graph, estimates(graph, model, found), model.outputs)
-    place = graph.op("ArgMax", found, axis=1, keepdims=0)
-    names = graph.constant(classes, "object" if kind == "string" else kind)
-    return graph.op("Gather", names, place), shares, kind
+    place = graph.op("ArgMax", found, dtype="int64", axis=1, keepdims=0)
+    return graph.op("Gather", graph.constant(classes, kind), place, dtype=kind), shares
 
 
-def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
-    label, shares, kind = labels_and_shares(graph, model, found)
+def simplex(graph: OnnxGraph, scores: Value, outputs: int) -> Any:
+    """`calibration.project_to_simplex`: max(s - tau, 0), with tau from the scores in descending order."""
+    shifted = np.maximum(scores - graph.op("ReduceMax", scores, [1], keepdims=1), -1.0)
+    descending = graph.op("TopK", shifted, [outputs], results=2, axis=1, largest=1, sorted=1)
+    excess = graph.op("CumSum", descending, 1) - 1.0
+    support = (descending * np.arange(1.0, outputs + 1) > excess).astype("float64")
+    # The support is the first of them, so that their sum is the excess at its end.
+    total = graph.op("ReduceSum", descending * support, [1], keepdims=1) - 1.0
+    return np.maximum(shifted - total / graph.op("ReduceSum", support, [1], keepdims=1), 0.0)
+
+
+def _answers(graph: OnnxGraph, model: Model, found: Value) -> None:
+    label, shares = labels_and_shares(graph, model, found)
     assert model.classes is not None
-    shape = ("rows", model.outputs)
     told = ", ".join(map(str, model.classes[:20].tolist())) + ", ..." * (len(model.classes) > 20)
-    graph.output("label", label, kind, ("rows",), "the class with the largest score")
-    graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of the classes {told}")
-    graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")
+    graph.output("label", label, label.dtype, ("rows",), "the class with the largest score")
+    _give(graph, model, shares, found, f"of the classes {told}")
 
 
-def _several(graph: OnnxGraph, model: Model, found: str) -> None:
+def _several(graph: OnnxGraph, model: Model, found: Value) -> None:
     """0 and 1 for each of several labels, and their probabilities."""
-    exact = graph.cast(found, "float64")
-    if isinstance(model.calibration, LabelCalibration):
-        slopes, shift = 2.0 * model.calibration.slope, model.calibration.biases - model.calibration.slope
-        logits = graph.op("Mul", exact, graph.constant(slopes, "float64"))
-        shares = graph.op("Sigmoid", graph.op("Add", logits, graph.constant(shift, "float64")))
+    calibration = model.calibration
+    if isinstance(calibration, LabelCalibration):
+        shares = expit(found * (2.0 * calibration.slope) + (calibration.biases - calibration.slope))
     else:
-        ends = (graph.constant(np.array(end), "float64") for end in (0.0, 1.0))
-        shares = graph.op("Clip", exact, *ends)
-    cuts = graph.constant(np.full(model.outputs, 0.5) if model.cuts is None else model.cuts, "float64")
-    shape, told = ("rows", model.outputs), ", ".join(model.labels[:20]) + ", ..." * (len(model.labels) > 20)
-    called = graph.cast(graph.op("GreaterOrEqual", shares, cuts), "int64")
-    graph.output("label", called, "int64", shape, f"0 or 1 for each of {told}")
-    graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of {told}")
-    graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")
+        shares = found.clip(0.0, 1.0)
+    cuts = np.full(model.outputs, 0.5) if model.cuts is None else model.cuts
+    told = ", ".join(model.labels[:20]) + ", ..." * (len(model.labels) > 20)
+    graph.output("label", shares >= cuts, "int64", ("rows", model.outputs), f"0 or 1 for each of {told}")
+    _give(graph, model, shares, found, f"of {told}")
+
+
+def _give(graph: OnnxGraph, model: Model, shares: Value, found: Value, told: str) -> None:
+    """Probabilities and scores as outputs. told: of what the probabilities are."""
+    shape = ("rows", model.outputs)
+    graph.output("probabilities", shares, graph.precision, shape, told)
+    graph.output("scores", found, graph.precision, shape, "as decision_function gives them")
 
 
 _LEAST_OPSET = 18
@@ -191,19 +204,19 @@ def register_converters() -> None:
 def _classifier(scope: Any, operator: Any, container: Any) -> None:
     model = operator.raw_operator.model_
     graph, rows = _entered(scope, operator, container)
-    label, shares, _ = labels_and_shares(graph, model, scores_of(graph, model, rows))
-    if model.classes.dtype.kind != "U":
-        label = graph.cast(label, "int64")
-    _leave(graph, operator, container, [label, graph.cast(shares)])
+    label, shares = labels_and_shares(graph, model, scores_of(graph, model, rows))
+    if label.dtype != "string":
+        label = label.astype("int64")
+    _leave(graph, operator, container, [label, shares.astype(graph.precision)])
 
 
 def _regressor(scope: Any, operator: Any, container: Any) -> None:
     graph, rows = _entered(scope, operator, container)
     found = scores_of(graph, operator.raw_operator.model_, rows)
-    _leave(graph, operator, container, [graph.cast(found)])
+    _leave(graph, operator, container, [found.astype(graph.precision)])
 
 
-def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, str]:
+def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, Value]:
     """A graph for the nodes of an operator, and the rows that come into it, in float64."""
     target = container.target_opset_any_domain("")
     if target < _LEAST_OPSET:
@@ -213,13 +226,13 @@ def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, str]
     (given,) = operator.inputs
     double = type(given.type).__name__ == "DoubleTensorType"
     graph = OnnxGraph("float64" if double else "float32", scope.get_unique_operator_name("fedsolve"))
-    return graph, graph.cast(given.full_name, "float64")
+    return graph, Value(graph, given.full_name, "as given").astype("float64")
 
 
-def _leave(graph: OnnxGraph, operator: Any, container: Any, values: list[str]) -> None:
+def _leave(graph: OnnxGraph, operator: Any, container: Any, values: list[Value]) -> None:
     """Give the values as the operator's outputs, and the nodes to the container."""
     for value, place in zip(values, operator.outputs, strict=True):
-        graph.nodes.append(graph.onnx.helper.make_node("Identity", [value], [place.full_name]))
+        graph.nodes.append(graph.onnx.helper.make_node("Identity", [value.edge], [place.full_name]))
     container.nodes.extend(graph.nodes)
     container.initializers.extend(graph.initialisers)
     container.node_domain_version_pair_sets.add(("", min(OPSET, container.target_opset_any_domain(""))))

@@ -1,4 +1,4 @@
-"""A graph of ONNX nodes under construction: values are names, constants are numpy arrays."""
+"""A graph of ONNX nodes under construction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, require
+from fedsolve.export.onnx_values import Value, float_type
 
 OPSET = 20
 """The version of the operators: the first with RegexFullMatch, which recognises categories."""
@@ -18,6 +19,7 @@ IR_VERSION = 9
 
 PRECISIONS = ("float64", "float32")
 PREFIX = "fedsolve"
+_TESTS = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "RegexFullMatch")
 
 
 class OnnxGraph:
@@ -45,16 +47,16 @@ class OnnxGraph:
 
     # -- edges -------------------------------------------------------------------------------------
 
-    def input(self, name: str, dtype: str, *sides: int, about: str = "") -> str:
+    def input(self, name: str, dtype: str, *sides: int, about: str = "") -> Value:
         """A tensor (rows, *sides) of `dtype` ("string" for text) that is fed to the graph."""
-        return self._edge(self.inputs, name, dtype, ("rows", *sides), about)
+        return Value(self, self._edge(self.inputs, name, dtype, ("rows", *sides), about), dtype)
 
-    def output(self, name: str, value: str, dtype: str, shape: tuple[Any, ...], about: str = "") -> str:
+    def output(self, name: str, value: Value, dtype: str, shape: tuple[Any, ...], about: str = "") -> None:
         """Make a value an output of the graph; its name gets longer if an input has the same."""
         while name in self._taken:
             name = f"predicted_{name}"
-        self.nodes.append(self.onnx.helper.make_node("Identity", [value], [name]))
-        return self._edge(self.outputs, name, dtype, shape, about)
+        self.nodes.append(self.onnx.helper.make_node("Identity", [value.astype(dtype).edge], [name]))
+        self._edge(self.outputs, name, dtype, shape, about)
 
     def _edge(self, edges: list[Any], name: str, dtype: str, shape: tuple[Any, ...], about: str) -> str:
         self._taken.add(name)
@@ -69,41 +71,45 @@ class OnnxGraph:
     # -- values ------------------------------------------------------------------------------------
 
     def op(
-        self, kind: str, *inputs: str, name: str | None = None, results: int = 1, **attributes: Any
-    ) -> str:
+        self,
+        kind: str,
+        *inputs: Any,
+        dtype: str | None = None,
+        name: str | None = None,
+        results: int = 1,
+        **attributes: Any,
+    ) -> Any:
         """What an operator gives, the first of its results.
 
+        inputs: values, or numbers and arrays: whole numbers are places and axes, others are constants.
+        dtype: of the result; that of the last value among the inputs unless given.
         name: of the node, which runtimes put into errors. results: how many there are.
         """
+        values = [each if isinstance(each, Value) else self._literal(each, inputs) for each in inputs]
         given = [self._new(kind) for _ in range(results)]
-        self.nodes.append(
-            self.onnx.helper.make_node(kind, inputs, given, name=name or given[0], **attributes)
-        )
-        return given[0]
+        edges = [value.edge for value in values]
+        self.nodes.append(self.onnx.helper.make_node(kind, edges, given, name=name or given[0], **attributes))
+        last = [each for each in inputs if isinstance(each, Value)][-1]
+        return Value(self, given[0], dtype or ("bool" if kind in _TESTS else last.dtype))
 
-    def constant(self, values: Any, dtype: str | None = None) -> str:
-        """An array that the graph holds, in the graph's precision unless `dtype` says otherwise."""
+    def _literal(self, values: Any, beside: tuple[Any, ...]) -> Value:
+        array = np.asarray(values)
+        return self.constant(array, float_type(beside) if array.dtype.kind == "f" else array.dtype.name)
+
+    def constant(self, values: Any, dtype: str = "float64") -> Value:
+        """An array that the graph holds."""
         # A copy in the order of rows: what is written must not depend on how an array lies in memory.
-        array: Array = np.array(values, dtype=dtype or self.precision, order="C")
+        text = np.asarray(values).dtype.kind in "UO"
+        array: Array = np.array(values, dtype="object" if text else dtype, order="C")
         result = self._new("constant")
-        if array.dtype.kind in "UO":
+        if text:
             tensor = self.onnx.helper.make_tensor(
-                result, self.onnx.TensorProto.STRING, array.shape, [text.encode() for text in array.ravel()]
+                result, self.onnx.TensorProto.STRING, array.shape, [each.encode() for each in array.ravel()]
             )
         else:
             tensor = self.onnx.numpy_helper.from_array(array, result)
         self.initialisers.append(tensor)
-        return result
-
-    def cast(self, value: str, dtype: str | None = None) -> str:
-        """The value in `dtype`, by default the graph's precision."""
-        kind = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self.precision))
-        return self.op("Cast", value, to=kind)
-
-    def affine(self, rows: str, weight: Array, bias: Array | None = None) -> str:
-        """rows @ weight + bias in the graph's precision."""
-        product = self.op("MatMul", self.cast(rows), self.constant(weight))
-        return product if bias is None else self.op("Add", product, self.constant(bias))
+        return Value(self, result, "string" if text else dtype)
 
     @contextmanager
     def computing(self, precision: str) -> Iterator[None]:
@@ -114,44 +120,43 @@ class OnnxGraph:
         finally:
             self.precision = before
 
-    def head(self, rows: str, weight: Array, bias: Array | None = None) -> str:
+    def affine(self, rows: Value, weight: Array, bias: Array | None = None) -> Any:
+        """rows @ weight + bias in the graph's precision."""
+        product = rows.astype(self.precision) @ weight
+        return product if bias is None else product + bias
+
+    def head(self, rows: Value, weight: Array, bias: Array | None = None) -> Any:
         """The same in float64, where numbers of any size may cancel: scores."""
-        product = self.op("MatMul", self.cast(rows, "float64"), self.constant(weight, "float64"))
-        return product if bias is None else self.op("Add", product, self.constant(bias, "float64"))
+        with self.computing("float64"):
+            return self.affine(rows, weight, bias)
 
-    def standardised(self, rows: str, centre: Array, scale: Array) -> str:
-        """(rows - centre) / scale in float64."""
-        shifted = self.op("Sub", rows, self.constant(centre, "float64"))
-        return self.op("Div", shifted, self.constant(scale, "float64"))
-
-    def refuse(self, value: str, wrong: str, message: str) -> str:
+    def refuse(self, value: Value, wrong: Value, message: str) -> Any:
         """The float64 value (rows, ...); running the graph fails where `wrong` (rows, 1) holds in any row.
 
         ONNX has no assertion. A wrong row picks the second entry of a list with one entry, which onnxruntime
         refuses on a CPU. The node is named by the message, so the error shows it.
         """
-        place = self.cast(wrong, "int64")
         named = message if self.prefix == PREFIX else f"{message} ({self.prefix})"
-        nothing = self.op("Gather", self.constant([0.0], "float64"), place, name=named)
-        return self.op("Add", value, nothing)
+        return value + self.op("Gather", [0.0], wrong.astype("int64"), dtype="float64", name=named)
 
     def joined(
-        self, model: Any, value: str, prefix: str, replaced: Mapping[str, Callable[[str], str]]
-    ) -> str:
+        self, model: Any, value: Value, prefix: str, replaced: Mapping[str, Callable[[Value], Any]]
+    ) -> Value:
         """What another ONNX model of one input and one output gives of this value.
 
         replaced: operators of one input that are written otherwise, by their kind.
         """
         inside = self.onnx.compose.add_prefix(model, f"{self._new(prefix)}/").graph
         (entrance,), (leaving,) = inside.input, inside.output
-        self.nodes.append(self.onnx.helper.make_node("Identity", [value], [entrance.name]))
+        self.nodes.append(self.onnx.helper.make_node("Identity", [value.edge], [entrance.name]))
         for node in inside.node:
             if node.op_type in replaced:
-                written = replaced[node.op_type](node.input[0])
-                node = self.onnx.helper.make_node("Identity", [written], node.output)
+                written = replaced[node.op_type](Value(self, node.input[0], value.dtype))
+                node = self.onnx.helper.make_node("Identity", [written.edge], node.output)
             self.nodes.append(node)
         self.initialisers.extend(inside.initializer)
-        return str(leaving.name)
+        kind = self.onnx.helper.tensor_dtype_to_np_dtype(leaving.type.tensor_type.elem_type)
+        return Value(self, leaving.name, kind.name)
 
     def _new(self, kind: str) -> str:
         name = f"{self.prefix}/{kind}_{len(self.nodes)}_{len(self.initialisers)}"

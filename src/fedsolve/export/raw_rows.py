@@ -17,6 +17,7 @@ from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing
 from fedsolve.data.image_rows import known_backbone
 from fedsolve.errors import DataError, explained
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph
+from fedsolve.export.onnx_values import Value
 from fedsolve.model import Model
 from fedsolve.tables.encoder import MISSING, category_text
 from fedsolve.tables.preparation import Preparation
@@ -25,10 +26,8 @@ from fedsolve.tables.schema import Column, Schema
 FEATURES = "features"
 """The input of models that know no names of columns."""
 
-_LARGEST = sys.float_info.max
 
-
-def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
+def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> Any:
     """The rows (rows, features) that a model is given, float64, from new inputs.
 
     images: whether they are images for the model's backbone; its address if its files have moved.
@@ -40,27 +39,26 @@ def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
         return _columns(graph, schema)
     about = "" if schema is None else f", as the backbone {schema.extractor.name} gives them"  # type: ignore[union-attr]
     rows = graph.input(FEATURES, graph.precision, model.features, about=f"features of each row{about}")
-    return graph.cast(rows, "float64")
+    return rows.astype("float64")
 
 
-def prepared(graph: OnnxGraph, rows: str, preparing: Preparation | None) -> str:
+def prepared(graph: OnnxGraph, rows: Value, preparing: Preparation | None) -> Any:
     """`Preparation.apply`: standardised, then what is missing takes the mean's place."""
     if preparing is None:
         return rows
-    values = graph.standardised(rows, preparing.origin, preparing.scale)
-    fill = graph.constant(preparing.fill, "float64")
-    return graph.op("Where", graph.op("IsNaN", values), fill, values)
+    values = (rows - preparing.origin) / preparing.scale
+    return graph.op("Where", np.isnan(values), preparing.fill, values)
 
 
-def finite(graph: OnnxGraph, rows: str, what: str = "a feature") -> str:
+def finite(graph: OnnxGraph, rows: Value, what: str = "a feature") -> Any:
     """The same rows; NaN and infinity make the graph fail."""
-    within = graph.op("LessOrEqual", graph.op("Abs", rows), graph.constant(_LARGEST, "float64"))
-    wrong = graph.cast(graph.op("Not", within), "int64")
-    any_ = graph.op("ReduceMax", wrong, graph.constant([1], "int64"), keepdims=1)
-    return graph.refuse(rows, any_, f"refused: {what} is NaN or infinite")
+    # NaN is not within any bounds.
+    within = (abs(rows) <= sys.float_info.max).astype("int64")
+    wrong = graph.op("Equal", graph.op("ReduceMin", within, [1], keepdims=1), 0)
+    return graph.refuse(rows, wrong, f"refused: {what} is NaN or infinite")
 
 
-def _columns(graph: OnnxGraph, schema: Schema) -> str:
+def _columns(graph: OnnxGraph, schema: Schema) -> Any:
     """The encoded features, one input (rows, 1) for each column that is used."""
     hashed = [column.name for _, column in schema.places("text") if column.backbone is None]
     if hashed:
@@ -74,50 +72,47 @@ def _columns(graph: OnnxGraph, schema: Schema) -> str:
     return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
 
 
-def _number(graph: OnnxGraph, column: Column) -> list[str]:
+def _number(graph: OnnxGraph, column: Column) -> list[Value]:
     unit = f" in {column.unit}" if column.unit else ""
     about = "days since 1970-01-01, in UTC" if column.kind == "date" else f"a number{unit}"
     value = graph.input(column.name, "float64", 1, about=f"{about}; NaN where it is missing")
     for sentinel in column.sentinels:
-        found = graph.op("Equal", value, graph.constant(sentinel, "float64"))
-        value = graph.op("Where", found, graph.constant(np.nan, "float64"), value)
-    missing = graph.op("IsNaN", value)
+        value = graph.op("Where", value == sentinel, np.nan, value)
+    missing = np.isnan(value)
     if column.bounds:
-        least, most = (graph.constant(bound, "float64") for bound in column.bounds)
-        value = graph.op("Where", missing, value, graph.op("Clip", value, least, most))
+        low, high = column.bounds
+        value = graph.op("Where", missing, value, value.clip(low, high))
     if column.kind == "date":
-        value = graph.standardised(value, np.array([column.reference]), np.array([column.scale]))
+        value = (value - column.reference) / column.scale
     if column.missing == "refuse":
         return [graph.refuse(value, missing, _refused(column))]
-    return [value, graph.cast(missing, "float64")] if column.missing == "flag" else [value]
+    return [value, missing.astype("float64")] if column.missing == "flag" else [value]
 
 
-def _text(graph: OnnxGraph, column: Column) -> list[str]:
+def _text(graph: OnnxGraph, column: Column) -> list[Value]:
     """Features of a text, which whoever runs the graph makes with the backbone."""
     assert column.backbone is not None
     made = f"{column.backbone.name} (weights {column.backbone.weights[:12]})"
     about = f"features of the text by {made}; zeros where it is missing"
-    value = graph.cast(graph.input(column.name, "float32", column.backbone.width, about=about), "float64")
+    value = graph.input(column.name, "float32", column.backbone.width, about=about).astype("float64")
     if column.missing == "refuse":
-        most = graph.op("ReduceMax", graph.op("Abs", value), graph.constant([1], "int64"), keepdims=1)
-        missing = graph.op("Equal", most, graph.constant(0.0, "float64"))
-        value = graph.refuse(value, missing, _refused(column))
+        most = graph.op("ReduceMax", abs(value), [1], keepdims=1)
+        value = graph.refuse(value, most == 0.0, _refused(column))
     return [value]
 
 
-def _category(graph: OnnxGraph, column: Column) -> list[str]:
+def _category(graph: OnnxGraph, column: Column) -> list[Value]:
     """Columns of 0 and 1: the categories, all others, and what is missing where that has a column."""
     about = f"one of {', '.join(map(repr, column.categories[:20]))}{', ...' * (len(column.categories) > 20)}"
     cell = graph.input(column.name, "string", 1, about=f"{about}; empty where it is missing")
     places = [_matches(graph, cell, _spellings(category)) for category in column.categories]
     absent = _matches(graph, cell, _listed(sorted(MISSING - {*column.categories})))
-    known = graph.op("Sum", *places, absent) if column.missing != "other" else graph.op("Sum", *places)
-    other = graph.op("Sub", graph.constant(1.0, "float64"), known)
+    known = graph.op("Sum", *places, *([] if column.missing == "other" else [absent]))
+    other = 1.0 - known
     if column.missing == "flag":
         return [*places, other, absent]
     if column.missing == "refuse":
-        wrong = graph.op("Greater", absent, graph.constant(0.0, "float64"))
-        other = graph.refuse(other, wrong, _refused(column))
+        other = graph.refuse(other, absent, _refused(column))
     return [*places, other]
 
 
@@ -125,11 +120,11 @@ def _refused(column: Column) -> str:
     return f"refused: '{column.name}' is missing"
 
 
-def _matches(graph: OnnxGraph, cell: str, pattern: str | None) -> str:
+def _matches(graph: OnnxGraph, cell: Value, pattern: str | None) -> Any:
     """1.0 where the cell, without spaces around it, is of this pattern; 0.0 elsewhere."""
     # A pattern that nothing matches keeps the columns in their places.
     spaced = r"[^\x{0}-\x{10ffff}]" if pattern is None else f"{_SPACE}*(?:{pattern}){_SPACE}*"
-    return graph.cast(graph.op("RegexFullMatch", cell, pattern=spaced), "float64")
+    return graph.op("RegexFullMatch", cell, pattern=spaced).astype("float64")
 
 
 def _spellings(category: str) -> str | None:
@@ -157,7 +152,7 @@ PIXELS = "pixels"
 """The input of models that are joined with their backbone."""
 
 
-def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> str:
+def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> Any:
     """The features (images, width) that the model's backbone gives of a new input of bytes.
 
     Resizing is left to whoever runs the graph: Pillow's filters round to bytes between their passes, and no
@@ -177,7 +172,7 @@ def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> str:
         values = _normalised(graph, address, backbone.preprocessing)
         if backbone.layout == "nchw":
             values = graph.op("Transpose", values, perm=[0, 3, 1, 2])
-        features = graph.joined(network, graph.cast(values, backbone.input_type), "backbone", {})
+        features = graph.joined(network, values.astype(backbone.input_type), "backbone", {})
     elif isinstance(backbone, Pixels):
         features = _normalised(graph, address, backbone.preprocessing)
         if backbone.order == "channels":
@@ -187,11 +182,11 @@ def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> str:
             f"the backbone {address} is no ONNX file and cannot be joined; onnx:FILE, efficientnet-lite0 and "
             "pixels can. Leave out --images (images=True), and run the backbone before the graph."
         )
-    features = graph.op("Reshape", features, graph.constant([-1, model.features], "int64"))
-    return graph.cast(graph.cast(features, "float32"), "float64")
+    features = graph.op("Reshape", features, [-1, model.features])
+    return features.astype("float32").astype("float64")
 
 
-def _normalised(graph: OnnxGraph, address: str, preprocessing: Preprocessing) -> str:
+def _normalised(graph: OnnxGraph, address: str, preprocessing: Preprocessing) -> Any:
     """(pixel / scale - mean) / std in float32, of a new input (images, height, width, channels)."""
     channels = CHANNELS[preprocessing.channels]
     if preprocessing.size is None or channels is None:
@@ -204,12 +199,11 @@ def _normalised(graph: OnnxGraph, address: str, preprocessing: Preprocessing) ->
         how += f", the shorter side to {preprocessing.shorter_side}, cut out of the middle"
     about = f"images as bytes, {'gray' if channels == 1 else 'red, green, blue'}, resized ({how})"
     pixels = graph.input(PIXELS, "uint8", *preprocessing.size, channels, about=about)
-    values = graph.cast(pixels, "float64")
+    values = pixels.astype("float64")
     if preprocessing.channels == "bgr":
-        values = graph.op("Gather", values, graph.constant([2, 1, 0], "int64"), axis=3)
-    values = graph.op("Div", values, graph.constant(preprocessing.scale, "float64"))
-    values = graph.standardised(values, np.array(preprocessing.mean), np.array(preprocessing.std))
-    return graph.cast(values, "float32")
+        values = graph.op("Gather", values, [2, 1, 0], axis=3)
+    values = (values / preprocessing.scale - np.array(preprocessing.mean)) / np.array(preprocessing.std)
+    return values.astype("float32")
 
 
 def _network(graph: OnnxGraph, backbone: OnnxBackbone) -> Any:

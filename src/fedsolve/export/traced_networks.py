@@ -7,11 +7,12 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.special import erf
 
 from fedsolve.errors import DataError, first_line, require
 from fedsolve.export.families import softmax_estimates, writes, writes_estimates
-from fedsolve.export.onnx_functions import erf
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph
+from fedsolve.export.onnx_values import Value
 from fedsolve.gradient.feddbe import ShiftedModel
 from fedsolve.gradient.fedpcl import FAR, PrototypeModel
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
@@ -27,31 +28,28 @@ SINGLE_ONLY = frozenset(f"MeanVarianceNormalization {_LAYERS} {_CURVES}".split()
 
 
 @writes(GradientModel, PersonalGradientModel, ShiftedModel)
-def network_scores(graph: OnnxGraph, model: GradientModel, rows: str) -> str:
+def network_scores(graph: OnnxGraph, model: GradientModel, rows: Value) -> Any:
     """The logits; in float32 where the network was trained in it, or the graph is of it."""
-    return graph.cast(_through(graph, model, rows, features=False), "float64")
+    return _through(graph, model, rows, features=False)
 
 
 writes_estimates(GradientModel, PersonalGradientModel, ShiftedModel, PrototypeModel)(softmax_estimates)
 
 
 @writes(PrototypeModel)
-def prototype_scores(graph: OnnxGraph, model: PrototypeModel, rows: str) -> str:
+def prototype_scores(graph: OnnxGraph, model: PrototypeModel, rows: Value) -> Any:
     """Minus the distances between prototypes and the direction of what enters the last layer, in float64."""
-    seen = graph.cast(_through(graph, model, rows, features=True), "float64")
-    axis, prototypes = graph.constant([1], "int64"), np.asarray(model.prototypes, dtype=np.float64)
-    length = graph.op("Sqrt", graph.op("ReduceSumSquare", seen, axis, keepdims=1))
-    seen = graph.op("Div", seen, graph.op("Max", length, graph.constant(1e-12, "float64")))
-    squares = graph.op("ReduceSumSquare", seen, axis, keepdims=1)
-    squares = graph.op("Add", squares, graph.constant(np.square(prototypes).sum(axis=1), "float64"))
-    cross = graph.op("MatMul", seen, graph.constant(2 * prototypes.T, "float64"))
-    apart = graph.op("Max", graph.op("Sub", squares, cross), graph.constant(0.0, "float64"))
-    far = graph.constant(np.full(model.outputs, FAR), "float64")
-    near = graph.op("Where", graph.constant(model.owned, "bool"), graph.op("Sqrt", apart), far)
-    return graph.op("Neg", near)
+    seen: Any = _through(graph, model, rows, features=True)
+    prototypes = np.asarray(model.prototypes, dtype=np.float64)
+    seen = seen / np.maximum(np.sqrt(graph.op("ReduceSumSquare", seen, [1], keepdims=1)), 1e-12)
+    squares = graph.op("ReduceSumSquare", seen, [1], keepdims=1) + np.square(prototypes).sum(axis=1)
+    apart = np.maximum(squares - seen @ (2 * prototypes.T), 0.0)
+    far = graph.constant(np.full(model.outputs, FAR))
+    return -graph.op("Where", np.asarray(model.owned, dtype=bool), np.sqrt(apart), far)
 
 
-def _through(graph: OnnxGraph, model: GradientModel, rows: str, features: bool) -> str:
+def _through(graph: OnnxGraph, model: GradientModel, rows: Value, features: bool) -> Any:
+    """What the network gives, in float64; it computes in float32 where it was trained in it."""
     named = model.parameters["network"]
     precision = "float32" if "float32" in (graph.precision, model.parameters["precision"]) else "float64"
     proto = traced(graph, model, features, precision)
@@ -61,8 +59,7 @@ def _through(graph: OnnxGraph, model: GradientModel, rows: str, features: bool) 
             f"the network '{named}' computes in float64, for which onnxruntime has no "
             f"{', '.join(sorted(kinds & SINGLE_ONLY))}. Export it with precision float32."
         )
-    replaced = {"Erf": lambda value: erf(graph, value, precision)}
-    return graph.joined(proto, graph.cast(rows, precision), "network", replaced)
+    return graph.joined(proto, rows.astype(precision), "network", {"Erf": erf}).astype("float64")
 
 
 def traced(graph: OnnxGraph, model: GradientModel, features: bool, precision: str) -> Any:

@@ -66,13 +66,7 @@ def evaluate(expression: str, frame: Any, scales: Mapping[str, Any] | None = Non
 
     scales: (mean, deviation) of the columns that `center` and `scale` are told of.
     """
-    if expression in frame:
-        values = frame[expression]
-    else:
-        names = {**_context(scales), "I": lambda x: x, **{str(name): frame[name] for name in frame}}
-        code = compile(check(expression, map(str, frame)), "<formula>", "eval")
-        with np.errstate(all="ignore"):
-            values = eval(code, {"__builtins__": {}}, names)
+    values = computed(expression, {str(name): frame[name] for name in frame}, scales)
     if hasattr(values, "cat"):
         levels = list(values.cat.categories)
         if len(levels) != 2:
@@ -83,6 +77,16 @@ def evaluate(expression: str, frame: Any, scales: Mapping[str, Any] | None = Non
         values = values.cat.codes
     found = np.asarray(values, dtype=np.float64)
     return np.broadcast_to(found, len(frame)) if found.ndim == 0 else found
+
+
+def computed(expression: str, columns: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> Any:
+    """What an expression makes of columns, which are arrays or compute as arrays do."""
+    if expression in columns:
+        return columns[expression]
+    names = {**_context(scales), "I": lambda x: x, **columns}
+    code = compile(check(expression, columns), "<formula>", "eval")
+    with np.errstate(all="ignore"):
+        return eval(code, {"__builtins__": {}}, names)
 
 
 # -- what rows are -----------------------------------------------------------------------------------
