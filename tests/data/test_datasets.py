@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import fedsolve.data.datasets as registry
+from fedsolve.data.address import Address
 from fedsolve.data.datasets import (
     Dataset,
     Split,
@@ -26,7 +27,6 @@ from fedsolve.data.datasets import (
     load_dataset,
     tiny_imagenet,
 )
-from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.data.images import ArrayImages, FileImages
 from fedsolve.errors import DataError
 
@@ -189,7 +189,7 @@ def small_idx(tmp_path, monkeypatch):
         "t10k-labels-idx1-ubyte": (np.arange(20) % 10).astype(np.uint8),
     }
     spec = dataclasses.replace(idx.MNIST, rows=(60, 20), digests=())
-    monkeypatch.setattr(idx, "KNOWN", (spec.known,))
+    monkeypatch.setattr(idx, "KNOWN", (spec,))
 
     def write(folder="mnist", packed=True):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def test_idx_contents_must_be_the_official_ones(small_idx, monkeypatch):
     root, _, write = small_idx
     write()
     spec = dataclasses.replace(idx.MNIST, rows=(60, 20))
-    monkeypatch.setattr(idx, "KNOWN", (spec.known,))
+    monkeypatch.setattr(idx, "KNOWN", (spec,))
     path = root / "mnist" / "train-images-idx3-ubyte.gz"
     refused("mnist", root, path, "not the official file of mnist", idx.MNIST.digests[0], idx.MNIST.source)
 
@@ -258,7 +258,7 @@ def small_cifar(tmp_path, monkeypatch):
     """CIFAR-10 and -100 with a few images; the folder and a writer of pickles in the official layout."""
     ten = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={})
     hundred = dataclasses.replace(cifar.CIFAR100, rows=(200, 100), digests={})
-    monkeypatch.setattr(cifar, "KNOWN", (ten.known, hundred.known))
+    monkeypatch.setattr(cifar, "KNOWN", (ten, hundred))
     batches = {f"data_batch_{n}": (noise(20, 3072, seed=n), np.arange(20) % 10) for n in range(1, 6)}
     batches["test_batch"] = (noise(20, 3072, seed=6), np.arange(20)[::-1] % 10)
 
@@ -363,7 +363,7 @@ def test_cifar_files_that_are_missing_or_damaged_are_named(small_cifar, monkeypa
 
     path.write_bytes(whole)
     spec = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={"data_batch_2": "0" * 32})
-    monkeypatch.setattr(cifar, "KNOWN", (spec.known,))
+    monkeypatch.setattr(cifar, "KNOWN", (spec,))
     refused("cifar10", root, path, "not the official file of cifar10", "0" * 32)
 
 
@@ -425,7 +425,8 @@ def test_cifar_is_read_from_png_folders(small_cifar):
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Four classes of Tiny ImageNet with three training and two validation images each."""
-    monkeypatch.setattr(tiny_imagenet, "KNOWN", (tiny_imagenet.TinyImageNet(4, 3, 2).known,))
+    small = dataclasses.replace(tiny_imagenet.TINY_IMAGENET, classes=4, train=3, test=2)
+    monkeypatch.setattr(tiny_imagenet, "KNOWN", (small,))
     home = tmp_path / "tiny-imagenet-200"
     ids = ["n03", "n01", "n02", "n04"]
     lines = []
@@ -537,8 +538,8 @@ def test_medmnist_files_that_do_not_fit_are_named(tmp_path):
     path.write_bytes(contents)
     refused("medmnist:blood", tmp_path, path, "truncated or damaged")
     refused("medmnist:chest", tmp_path, "several labels per image")
-    refused("medmnist:blood?size=30", tmp_path, "sizes 28, 64, 128, 224; got 30")
-    refused("medmnist:blood?val=test", tmp_path, "'val' must be")
+    refused("medmnist:blood?size=30", tmp_path, "size is one of 28, 64, 128, 224; got '30'")
+    refused("medmnist:blood?val=test", tmp_path, "val is one of out, train; got 'test'")
 
 
 # -- folders ---------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve.arrays import Array
+from fedsolve.data.address import Address
 from fedsolve.data.backbones import load_backbone
-from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.datasets.dataset_files import data_root
 from fedsolve.data.image_rows import DEFAULT_BACKBONE, image_features, image_files, is_images, known_backbone
 from fedsolve.data.row_reader import RowReader
 from fedsolve.errors import DataError, FedsolveError, ModelFileError

@@ -12,9 +12,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.data.address import Address
 from fedsolve.data.backbones import Backbone
 from fedsolve.data.datasets import Dataset, is_address, load_dataset
-from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.datasets.dataset_files import data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
 from fedsolve.data.feature_store import Features
 from fedsolve.data.image_rows import DEFAULT_BACKBONE, check_same, known_backbone

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsolve.data.datasets.dataset_address import Address
+from fedsolve.data.address import Address
 from fedsolve.errors import ModelFileError
 
 _PAGES = (".html", ".md", ".tex")

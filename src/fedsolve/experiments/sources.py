@@ -71,10 +71,10 @@ class StoredRows:
         return forms[spec.treated]
 
     def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
+        from fedsolve.data.address import Address
         from fedsolve.data.backbones import load_backbone
         from fedsolve.data.datasets import load_dataset
         from fedsolve.data.datasets.dataset import digest_of
-        from fedsolve.data.datasets.dataset_address import Address
         from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 
         def show(progress: ExtractionProgress) -> None:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve.data.address import Address
 from fedsolve.data.backbones import load_backbone
-from fedsolve.data.backbones.backbone_address import split_address
 from fedsolve.data.backbones.pixels import ORDERS, Pixels
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.datasets.dataset import Dataset
-from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.data.datasets.tabular import OPTIONS as TABLES
 from fedsolve.data.image_rows import is_images
 from fedsolve.errors import DataError, require
@@ -84,7 +83,8 @@ def pixel_address(
         if shape is not None:
             channels = {1: "channels=gray", 3: "channels=rgb"}.get(shape[0])
             named = f"pixels:{shape[1]}x{shape[2]}" + (f"?{channels}" if channels else "")
-    kind, _, options = split_address(named)
+    address = Address.parse(named, strict=True)
+    kind = address.scheme
     if kind != "pixels" and takes_images(network, shape):
         raise DataError(
             f"network '{network}' takes images, and backbone '{named}' gives features. Leave out --backbone, "
@@ -96,16 +96,14 @@ def pixel_address(
     missing = [
         f"{name}={value}"
         for name, value in DEFAULTS.items()
-        if not any(map(options.has, said.get(name, (name,))))
+        if not {*said.get(name, (name,))} & {*address.options}
     ]
-    address = named
-    if missing:
-        address = f"{named}{'&' if '?' in named else '?'}{'&'.join(missing)}"
+    filled = f"{named}{'&' if '?' in named else '?'}{'&'.join(missing)}" if missing else named
     if treated:
-        pixels = load_backbone(address)
+        pixels = load_backbone(filled)
         assert isinstance(pixels, Pixels)
         check_form(Extractor.of(named, pixels.identity, pixels.width or 0))
-    return address
+    return filled
 
 
 def check_form(source: Extractor) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import file_digest
-from fedsolve.data.backbones.backbone_address import AddressOptions
-from fedsolve.data.backbones.onnx import OnnxBackbone, open_session
-from fedsolve.data.backbones.preprocessing import Preprocessing, cache_folder
+from fedsolve.data.address import Address
+from fedsolve.data.backbones.onnx import OnnxBackbone
+from fedsolve.data.backbones.preprocessing import Preprocessing
 from fedsolve.errors import DataError, ModelFileError, explained, require
 
 NAME = "efficientnet-lite0"
@@ -34,28 +34,33 @@ PREPROCESSING = Preprocessing(
 )
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> OnnxBackbone:
+def load(address: Address, cache: Path | None) -> OnnxBackbone:
     """`efficientnet-lite0`; options: interpolation, and shorter_side=256 to crop instead of squeeze."""
-    if target:
-        raise DataError(f"{options.address}: {NAME} takes no target; got '{target}'.")
-    preprocessing = PREPROCESSING.adjusted(options, ("interpolation", "shorter_side"))
-    options.finish()
+    address.allow("interpolation", "shorter_side")
+    if address.rest:
+        raise DataError(f"{address.text}: {NAME} takes no target; got '{address.rest}'.")
+    return opened(exported(cache), PREPROCESSING.adjusted(address))
+
+
+def opened(file: Path, preprocessing: Preprocessing = PREPROCESSING) -> OnnxBackbone:
+    """The exported network, ready to run."""
     identity = {"name": NAME, "version": VERSION, "weights": WEIGHTS}
-    return OnnxBackbone(NAME, open_session(exported(cache)), preprocessing, identity)
+    return OnnxBackbone(NAME, file, Address(NAME, NAME), preprocessing, identity)
 
 
 def exported(cache: Path | None = None) -> Path:
-    """The ONNX file in the cache folder. A missing one is exported, compared with torch and stored.
+    """The ONNX file in the folder backbones/ of `cache`; a missing one is exported, compared and stored.
 
     The file name contains a digest of the contents, so a damaged file is noticed and exported again.
     """
-    folder = cache_folder(cache)
+    chosen = cache or os.environ.get("FEDSOLVE_CACHE") or Path.home() / ".cache" / "fedsolve"
+    folder = Path(chosen).expanduser() / "backbones"
     stem = f"{NAME}-v{VERSION}-{WEIGHTS[:12]}"
-    damaged = ""
-    for file in sorted(folder.glob(f"{stem}-*.onnx")):
-        if file.stem.rpartition("-")[2] == file_digest(file)[:16]:
-            return file
-        damaged = f" ({file} is damaged)"
+    there = sorted(folder.glob(f"{stem}-*.onnx"))
+    broken = [file for file in there if file.stem.rpartition("-")[2] != file_digest(file)[:16]]
+    if len(broken) < len(there):
+        return next(file for file in there if file not in broken)
+    damaged = f" ({broken[0]} is damaged)" if broken else ""
     require("onnxruntime", "efficientnet", NAME)
     try:
         module = network()
@@ -67,17 +72,16 @@ def exported(cache: Path | None = None) -> Path:
     with explained(what, "Name another one in FEDSOLVE_CACHE.", ModelFileError, OSError):
         folder.mkdir(parents=True, exist_ok=True)
         workshop = Path(tempfile.mkdtemp(dir=folder, prefix=f".{NAME}-"))
+    draft = workshop / f"{NAME}.onnx"
     try:
-        draft = workshop / f"{NAME}.onnx"
         export(module, draft)
         compare(module, draft)
+        for file in broken:
+            file.unlink(missing_ok=True)
         target = folder / f"{stem}-{file_digest(draft)[:16]}.onnx"
         os.replace(draft, target)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
-    for file in folder.glob(f"{stem}-*.onnx"):
-        if file.stem.rpartition("-")[2] != file_digest(file)[:16]:
-            file.unlink(missing_ok=True)
     return target
 
 
@@ -127,7 +131,7 @@ def compare(module: Any, file: Path) -> float:
     images = np.random.default_rng(0).uniform(-1.0, 1.0, (3, 3, 224, 224)).astype(np.float32)
     with torch.inference_mode():
         expected = module(torch.from_numpy(images)).numpy()
-    features = open_session(file).run(images)
+    features = opened(file).run(images)
     difference = float(np.abs(features - expected).max()) if features.shape == expected.shape else np.inf
     if not difference <= TOLERANCE:
         raise ModelFileError(

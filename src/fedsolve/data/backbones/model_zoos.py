@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.backbone_address import AddressOptions
-from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing
+from fedsolve.data.address import Address
+from fedsolve.data.backbones.preprocessing import FILTERS, OPTIONS, Preprocessing
 from fedsolve.data.backbones.torch_callable import TorchBackbone, load_weights
 from fedsolve.errors import DataError, ModelFileError, explained, require_installed
 
@@ -14,29 +14,29 @@ from fedsolve.errors import DataError, ModelFileError, explained, require_instal
 _HEADS = ("fc", "classifier", "heads", "head")
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
+def load(address: Address, cache: Path | None) -> TorchBackbone:
     """`timm:resnet18`, or `timm:resnet18?weights=FILE` with a state dict of your own; torchvision likewise.
 
     Without a file the pretrained weights are used, from the package's cache or the network.
     """
-    zoo = options.address.partition(":")[0].strip()
+    zoo, target, file = address.scheme, address.rest, address.word("weights")
+    address.allow("weights", "device", *OPTIONS)
     name = f"{zoo}:{target}"
     if not target:
-        raise DataError(f"{options.address}: name a model, such as {zoo}:resnet18.")
-    file, device = options.text("weights"), options.text("device") or "cpu"
+        raise DataError(f"{address.text}: name a model, such as {zoo}:resnet18.")
     make = _timm if zoo == "timm" else _torchvision
     remedy = f"Fetch them elsewhere and give the file: {name}?weights=FILE"
-    with explained(f"{options.address}: the weights cannot be fetched", remedy, ModelFileError):
-        model, says, licence = make(target, file is None, options.address)
+    with explained(f"{address.text}: the weights cannot be fetched", remedy, ModelFileError):
+        model, says, licence = make(target, file is None, address.text)
     if file:
-        load_weights(model, file, options.address)
+        load_weights(model, file, address.text)
     if zoo == "timm":
         model.reset_classifier(0)
     else:
-        _remove_head(model, options.address)
-    preprocessing = says.adjusted(options)
-    options.finish()
-    return TorchBackbone(name, model, preprocessing, {"name": name}, device=device, licence=licence)
+        _remove_head(model, address.text)
+    device = address.options.get("device", "cpu")
+    identity = {"name": name}
+    return TorchBackbone(name, model, says.adjusted(address), identity, device=device, licence=licence)
 
 
 def _timm(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessing, str | None]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import read
-from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import (
     CHANNELS,
+    OPTIONS,
     Layout,
     Preprocessing,
     checked_features,
@@ -30,115 +31,89 @@ VERSION = 1
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 # Weights kept beside the file: an entry "location" of a tensor, its key and value length-prefixed.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])", re.DOTALL)
-_CHECK = "Check size and layout."
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> OnnxBackbone:
+def load(address: Address, cache: Path | None) -> OnnxBackbone:
     """`onnx:FILE?size=224&normalise=imagenet&layout=nchw&output=NAME`; all options may be left out.
 
     Size and layout are read from the file where it fixes them; pixels are scaled to [0, 1] and not
     normalised further unless the options say so.
     """
-    if not target:
-        raise DataError(f"{options.address}: name the file, such as onnx:model.onnx.")
-    file = Path(target).expanduser()
-    layout = cast(Layout | None, options.text("layout", _LAYOUTS))
-    session = open_session(file, options.text("output"), layout)
-    preprocessing = _suited(session, options)
-    options.finish()
-    identity = {"name": "onnx", "version": VERSION, "weights": weights_digest(file), "output": session.output}
-    return OnnxBackbone(f"onnx:{file.name}", session, preprocessing, identity)
+    address.allow("layout", "output", *OPTIONS)
+    if not address.rest:
+        raise DataError(f"{address.text}: name the file, such as onnx:model.onnx.")
+    file = Path(address.rest).expanduser()
+    return OnnxBackbone(f"onnx:{file.name}", file, address)
 
 
 class OnnxBackbone:
-    """A network in an ONNX file as a backbone.
+    """A network in an ONNX file, run on all cores; a `ModelFileError` names what is wrong with the file.
 
-    file, output, layout, input_type: what is run, and how. fixed: images at a time, where the file fixes it.
+    address: the options: layout, output and preprocessing, where the file leaves a choice. preprocessing,
+             identity: those of a file that is known; found from the file and the options when None.
+    fixed:   images at a time, where the file fixes it. input_type: of its pixels.
     """
 
     def __init__(
-        self, name: str, session: Session, preprocessing: Preprocessing, identity: dict[str, Any]
+        self,
+        name: str,
+        file: Path,
+        address: Address,
+        preprocessing: Preprocessing | None = None,
+        identity: dict[str, Any] | None = None,
     ) -> None:
-        self.name = name
-        self.preprocessing = preprocessing
-        self.identity = {**identity, "layout": session.layout, "preprocessing": preprocessing.as_dict()}
-        self.runtime = f"onnxruntime {session.version}"
-        self.file, self.output, self.layout = session.file, session.output, session.layout
-        self.fixed, self.input_type = session.shape[0], np.dtype(session.type).name
-        self._session = session
+        runtime = require("onnxruntime", "onnx", "an ONNX backbone")
+        if not file.is_file():
+            raise ModelFileError(f"there is no ONNX file {file}. Give the path of a file after 'onnx:'.")
+        settings = runtime.SessionOptions()
+        settings.log_severity_level = 4  # problems are raised; its own lines would break a progress bar
+        settings.use_deterministic_compute = True
+        what = f"{file} is not an ONNX file that onnxruntime {runtime.__version__} can open"
+        with explained(what, "Export it again, or update onnxruntime.", ModelFileError):
+            session = runtime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+        self.name, self.file, self._session = name, file, session
+        self.runtime = f"onnxruntime {runtime.__version__}"
+        self.output = _output(file, session, address.word("output"))
+        self.layout = _layout(file, session, cast(Layout | None, address.word("layout", _LAYOUTS)))
+        image = session.get_inputs()[0]
+        self._input, self._type = image.name, _TYPES[image.type]
+        self.input_type = np.dtype(self._type).name
+        shape = [side if isinstance(side, int) else None for side in image.shape]
+        self.fixed = shape[0]
+        self.preprocessing = preprocessing or _suited(shape, self.layout, address)
+        known = {"name": "onnx", "version": VERSION, "output": self.output}
+        about = identity or known | {"weights": weights_digest(file)}
+        self.identity = {**about, "layout": self.layout, "preprocessing": self.preprocessing.as_dict()}
         # One run tells the width, and that size, rank and output fit, before any image is read.
-        channels = CHANNELS[preprocessing.channels] or 3
-        black = np.zeros((*(preprocessing.size or (224, 224)), channels), dtype=np.uint8)
-        self.width: int | None = self.extract([black]).shape[1]
+        channels = CHANNELS[self.preprocessing.channels] or 3
+        black = np.zeros((*(self.preprocessing.size or (224, 224)), channels), dtype=np.uint8)
+        self.width: int | None = None
+        self.width = self.extract([black]).shape[1]
 
     def extract(self, images: Sequence[Array]) -> Array:
         """Features (images, width) in float32."""
         return in_pieces(
-            images,
-            getattr(self, "width", None),  # not known before the first run
-            lambda some: self._session.run(prepare(some, self.preprocessing, self.layout)),
+            images, self.width, lambda some: self.run(prepare(some, self.preprocessing, self.layout))
         )
-
-
-class Session:
-    """An opened ONNX file with one image input and one chosen output."""
-
-    def __init__(self, file: Path, session: Any, version: str, output: str, layout: Layout) -> None:
-        self.version = version
-        self.output = output
-        self.layout = layout
-        self.file = file
-        self._session = session
-        image = session.get_inputs()[0]
-        self._input = image.name
-        self.type = _TYPES[image.type]
-        self.shape = tuple(side if isinstance(side, int) else None for side in image.shape)
-
-    @property
-    def channels(self) -> int | None:
-        """Channels of the input where the file fixes them."""
-        return self.shape[1] if self.layout == "nchw" else self.shape[3]
-
-    @property
-    def size(self) -> tuple[int | None, int | None]:
-        """Height and width of the input, each where the file fixes it."""
-        height, width = self.shape[2:] if self.layout == "nchw" else self.shape[1:3]
-        return height, width
 
     def run(self, batch: Array) -> Array:
         """Features (images, width) of a prepared batch."""
-        fixed = self.shape[0]
-        if fixed is None or fixed == len(batch):
+        if self.fixed is None or self.fixed == len(batch):
             return self._run(batch)
         # A file with a fixed number of images: the last group is filled up with its last image.
-        missing = -len(batch) % fixed
+        missing = -len(batch) % self.fixed
         filled = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
-        groups = [self._run(filled[start : start + fixed]) for start in range(0, len(filled), fixed)]
-        features: Array = np.concatenate(groups)[: len(batch)]
-        return features
+        starts = range(0, len(filled), self.fixed)
+        features: Array = np.concatenate([self._run(filled[at : at + self.fixed]) for at in starts])
+        return features[: len(batch)]
 
     def _run(self, batch: Array) -> Array:
-        with explained(f"{self.file.name} cannot process images of shape {batch.shape[1:]}", _CHECK):
-            (output,) = self._session.run([self.output], {self._input: batch.astype(self.type, copy=False)})
+        what = f"{self.file.name} cannot process images of shape {batch.shape[1:]}"
+        with explained(what, "Check size and layout."):
+            (output,) = self._session.run([self.output], {self._input: batch.astype(self._type, copy=False)})
         remedy = "Choose another output with output=NAME, or add a global average pooling to the network."
         return checked_features(output, len(batch), f"{self.file.name}, output '{self.output}',", remedy)
-
-
-def open_session(file: Path, output: str | None = None, layout: Layout | None = None) -> Session:
-    """The ONNX file ready to run on all cores; a `ModelFileError` names what is wrong with the file."""
-    runtime = require("onnxruntime", "onnx", "an ONNX backbone")
-    if not file.is_file():
-        raise ModelFileError(f"there is no ONNX file {file}. Give the path of a file after 'onnx:'.")
-    settings = runtime.SessionOptions()
-    settings.log_severity_level = 4  # problems are raised; its own lines on stderr would break a progress bar
-    settings.use_deterministic_compute = True
-    what = f"{file} is not an ONNX file that onnxruntime {runtime.__version__} can open"
-    with explained(what, "Export it again, or update onnxruntime.", ModelFileError):
-        session = runtime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    return Session(
-        file, session, runtime.__version__, _output(file, session, output), _layout(file, session, layout)
-    )
 
 
 def weights_digest(file: Path) -> str:
@@ -185,22 +160,21 @@ def _layout(file: Path, session: Any, wanted: Layout | None) -> Layout:
     return fitting[0]
 
 
-def _suited(session: Session, options: AddressOptions) -> Preprocessing:
+def _suited(shape: Sequence[int | None], layout: Layout, address: Address) -> Preprocessing:
     """The preprocessing of the options, in the size and channels that the file asks for."""
-    height, width = session.size
-    base = Preprocessing(
-        size=(height or 224, width or 224), channels="gray" if session.channels == 1 else "rgb"
-    )
-    chosen = base.adjusted(options)
+    height, width = shape[2:] if layout == "nchw" else shape[1:3]
+    channels = shape[1] if layout == "nchw" else shape[3]
+    base = Preprocessing(size=(height or 224, width or 224), channels="gray" if channels == 1 else "rgb")
+    chosen = base.adjusted(address)
     for fixed, wanted in zip((height, width), chosen.size or (), strict=True):
         if fixed is not None and fixed != wanted:
             raise DataError(
-                f"{options.address}: the file reads images of {height} x {width} pixels (height x width); "
+                f"{address.text}: the file reads images of {height} x {width} pixels (height x width); "
                 f"size {chosen.size} does not fit. Leave the option out."
             )
-    if session.channels is not None and CHANNELS[chosen.channels] != session.channels:
+    if channels is not None and CHANNELS[chosen.channels] != channels:
         raise DataError(
-            f"{options.address}: the file reads {session.channels} channel(s); channels={chosen.channels} "
-            "does not fit. Leave the option out."
+            f"{address.text}: the file reads {channels} channel(s); channels={chosen.channels} does not "
+            "fit. Leave the option out."
         )
     return chosen

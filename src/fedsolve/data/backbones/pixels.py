@@ -13,7 +13,7 @@ import numpy as np
 import PIL
 
 from fedsolve.arrays import Array
-from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, in_pieces, parse_size, prepare
 from fedsolve.errors import DataError
 
@@ -21,21 +21,19 @@ VERSION = 1
 ORDERS = ("rows", "channels")
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> Pixels:
+def load(address: Address, cache: Path | None) -> Pixels:
     """`pixels` for images of one size; `pixels:32` or `pixels:28x20` (height x width) resizes them."""
-    size = parse_size(target, f"{options.address}: the size") if target else None
-    base = Preprocessing(size=size, channels="any")
-    allowed = ("interpolation", "channels", "shorter_side", "normalise", "mean", "std")
-    preprocessing = base.adjusted(options, allowed)
-    order = options.text("order", ORDERS) or ORDERS[0]
-    options.finish()
-    return Pixels(preprocessing, order)
+    address.allow("order", "interpolation", "channels", "shorter_side", "normalise", "mean", "std")
+    size = parse_size(address.rest, f"{address.text}: the size") if address.rest else None
+    preprocessing = Preprocessing(size=size, channels="any").adjusted(address)
+    return Pixels(preprocessing, address.word("order", ORDERS) or ORDERS[0])
 
 
 class Pixels:
     """Pixels / 255 as features (images, height * width * channels); gray images keep one channel.
 
     order: "rows", pixel after pixel with its channels together, or "channels", channel after channel.
+    shape: (channels, height, width) of the images; None until they are known from the first ones.
     """
 
     name = "pixels"
@@ -44,20 +42,15 @@ class Pixels:
     def __init__(self, preprocessing: Preprocessing, order: str = ORDERS[0]) -> None:
         self.preprocessing = preprocessing
         self.order = order
-        self._shape: tuple[int, int, int] | None = None
+        self.shape: tuple[int, int, int] | None = None
         count = CHANNELS[preprocessing.channels]
         if preprocessing.size is not None and count is not None:
-            self._shape = (count, *preprocessing.size)
-
-    @property
-    def shape(self) -> tuple[int, int, int] | None:
-        """(channels, height, width) of the images; None until they are known from the first ones."""
-        return self._shape
+            self.shape = (count, *preprocessing.size)
 
     @property
     def width(self) -> int | None:
         """Features of an image; None until size and channels are known from the first images."""
-        return None if self._shape is None else int(np.prod(self._shape))
+        return None if self.shape is None else int(np.prod(self.shape))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,20 +64,16 @@ class Pixels:
 
         def features(some: Sequence[Array]) -> Array:
             batch = prepare(some, self.preprocessing)
-            shape = batch.shape[1:]
-            self._shape = self._shape or (shape[0], shape[1], shape[2])
-            if shape != self._shape:
+            _, channels, height, width = batch.shape
+            self.shape = self.shape or (channels, height, width)
+            if batch.shape[1:] != self.shape:
+                first = (*self.shape[1:], self.shape[0])
                 raise DataError(
-                    f"images differ in shape: {_channels_last(shape)} after {_channels_last(self._shape)}. "
-                    "Give a size, such as pixels:32, and channels=gray or channels=rgb when both kinds occur."
+                    f"images differ in shape: {(height, width, channels)} after {first}. Give a size, such "
+                    "as pixels:32, and channels=gray or channels=rgb when both kinds occur."
                 )
             if self.order == "rows":
                 batch = batch.transpose(0, 2, 3, 1)
             return batch.reshape(len(batch), -1)
 
         return in_pieces(images, self.width, features)
-
-
-def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(height, width, channels), as images are described everywhere else."""
-    return (*shape[1:], shape[0])

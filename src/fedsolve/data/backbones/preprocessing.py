@@ -6,18 +6,16 @@ All of it is part of a backbone's identity: features made with another size or m
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from fedsolve.arrays import Array
-from fedsolve.data.backbones.backbone_address import AddressOptions, parse_pixels
+from fedsolve.data.address import Address, parse_whole
 from fedsolve.errors import DataError, naming
 from fedsolve.threads import usable_cores
 
@@ -101,45 +99,39 @@ class Preprocessing:
             **({} if self.middle == "down" else {"middle": self.middle}),
         }
 
-    def adjusted(self, options: AddressOptions, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
-        """This preprocessing with the changes that an address asks for; only `allowed` ones are read.
+    def adjusted(self, address: Address) -> Preprocessing:
+        """This preprocessing with the changes that an address asks for.
 
         A new size without a new shorter side keeps the share of the image that is cut out.
         """
-        readers: dict[str, Callable[[], Any]] = {
-            "size": lambda: _size(options),
-            "shorter_side": lambda: options.pixels("shorter_side"),
-            "interpolation": lambda: options.text("interpolation", tuple(FILTERS)),
-            "scale": lambda: options.number("scale"),
-            "mean": lambda: options.numbers("mean"),
-            "std": lambda: options.numbers("std"),
-            "channels": lambda: options.text("channels", ("rgb", "bgr", "gray")),
-            "normalise": lambda: options.text("normalise", tuple(NORMALISATIONS)),
+        size = address.options.get("size")
+        wanted = {
+            "size": None if size is None else parse_size(size, f"{address.text}: size"),
+            "shorter_side": address.whole("shorter_side"),
+            "interpolation": address.word("interpolation", tuple(FILTERS)),
+            "scale": address.number("scale"),
+            "mean": address.numbers("mean"),
+            "std": address.numbers("std"),
+            "channels": address.word("channels", ("rgb", "bgr", "gray")),
         }
-        wanted = {name: readers[name]() for name in allowed}
-        changes = {name: value for name, value in wanted.items() if value is not None}
-        normalise = changes.pop("normalise", None)
+        changes: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+        normalise = address.word("normalise", tuple(NORMALISATIONS))
         if normalise is not None:
             if "mean" in changes or "std" in changes:
-                raise DataError(f"{options.address}: give normalise, or mean and std, but not both.")
+                raise DataError(f"{address.text}: give normalise, or mean and std, but not both.")
             changes["mean"], changes["std"] = NORMALISATIONS[normalise]
         if "size" in changes and self.size and self.shorter_side and "shorter_side" not in changes:
             changes["shorter_side"] = self.shorter_side * max(changes["size"]) // max(self.size)
-        with naming(options.address):
+        with naming(address.text):
             return replace(self, **changes)
 
 
 def parse_size(text: str, what: str) -> tuple[int, int]:
     """(height, width) from `224` or `HEIGHTxWIDTH`; an error opens with `what`."""
-    sides = [parse_pixels(side, what) for side in text.split("x")]
+    sides = [parse_whole(side, what) for side in text.split("x")]
     if len(sides) > 2:
         raise DataError(f"{what} is 224 or HEIGHTxWIDTH; got '{text}'.")
     return sides[0], sides[-1]
-
-
-def _size(options: AddressOptions) -> tuple[int, int] | None:
-    text = options.text("size")
-    return None if text is None else parse_size(text, f"{options.address}: size")
 
 
 def prepare(images: Sequence[Array], preprocessing: Preprocessing, layout: Layout = "nchw") -> Array:
@@ -151,12 +143,8 @@ def prepare(images: Sequence[Array], preprocessing: Preprocessing, layout: Layou
     if len(images) == 0:
         raise DataError("no images to prepare; give at least one.")
     # Resizing releases the interpreter lock, so threads are enough.
-    workers = min(usable_cores(), len(images))
-    if workers == 1:
-        resized = [_resized(number, image, preprocessing) for number, image in enumerate(images)]
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            resized = list(pool.map(_resized, range(len(images)), images, [preprocessing] * len(images)))
+    with ThreadPoolExecutor(min(usable_cores(), len(images))) as pool:
+        resized = list(pool.map(_resized, range(len(images)), images, [preprocessing] * len(images)))
     height, width, channels = _common_shape(resized)
     table = _table(preprocessing, channels)
     batch: Array = np.empty((len(images), channels, height, width), dtype=np.float32)
@@ -197,8 +185,7 @@ def _cut(picture: Image.Image, size: tuple[int, int], preprocessing: Preprocessi
 
 def _checked(number: int, image: Any) -> Array:
     pixels: Array = np.asarray(image)
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.size == 0:
         raise DataError(
             f"image {number} of the batch must be bytes (uint8) of shape (height, width, 1 or 3); "
@@ -273,9 +260,3 @@ def digest_of(parts: Iterable[bytes | memoryview]) -> str:
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
     return total.hexdigest()
-
-
-def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where exported backbones are kept: `cache`, or FEDSOLVE_CACHE, or ~/.cache/fedsolve."""
-    chosen = cache or os.environ.get("FEDSOLVE_CACHE") or Path.home() / ".cache" / "fedsolve"
-    return Path(chosen).expanduser() / "backbones"

@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import PIECE
-from fedsolve.data.backbones.text import LENGTH, TextBackbone
+from fedsolve.data.backbones.text import LENGTH, TOKENS, TextBackbone
 from fedsolve.data.backbones.transformers import card_licence, config_digest, place_of, quiet
 from fedsolve.errors import ModelFileError, explained, require
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> TextBackbone:
+def load(address: Address, cache: Path | None) -> TextBackbone:
     """`st:all-MiniLM-L6-v2` or `st:./folder`; options: length (tokens that are read) and device."""
-    package = require("sentence_transformers", "text", options.address)
-    place = place_of(target, options.address)
-    length, device = options.tokens("length"), options.text("device") or "cpu"
-    options.finish()
+    package = require("sentence_transformers", "text", address.text)
+    address.allow("length", "device")
+    place, length = place_of(address), address.whole("length", TOKENS)
     remedy = "Give a folder that SentenceTransformer.save wrote, or the name of one on the hub."
     with (
-        quiet(require("transformers", "text", options.address)),
-        explained(f"{options.address}: the model cannot be loaded", remedy, ModelFileError),
+        quiet(require("transformers", "text", address.text)),
+        explained(f"{address.text}: the model cannot be loaded", remedy, ModelFileError),
     ):
         model = package.SentenceTransformer(place, device="cpu", trust_remote_code=False)
     if length is not None:
@@ -36,13 +35,13 @@ def load(target: str, options: AddressOptions, cache: Path | None) -> TextBackbo
         return model.encode(texts, batch_size=PIECE, show_progress_bar=False, convert_to_tensor=True)
 
     return TextBackbone(
-        f"st:{target}",
+        f"st:{address.rest}",
         model,
         model.tokenizer,
         model.max_seq_length or LENGTH,
         {"name": "st", "config": about},
         embed,
         prompt=prompt,
-        device=device,
+        device=address.options.get("device", "cpu"),
         licence=card_licence(place),
     )

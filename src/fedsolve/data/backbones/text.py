@@ -16,6 +16,8 @@ from fedsolve.data.backbones.torch_callable import TorchBackbone
 LENGTH = 512
 """Tokens that are read of a text where neither network nor tokenizer says how many."""
 
+TOKENS = "a number of tokens, such as 256"
+
 _PROBES = (
     "Heart-rate 72/min, NOT raised.",
     "Übelkeit seit gestern;  Fieber 38,5 °C",

@@ -18,9 +18,10 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import read
-from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import (
     CHANNELS,
+    OPTIONS,
     Preprocessing,
     checked_features,
     digest_of,
@@ -32,29 +33,29 @@ from fedsolve.errors import DataError, ModelFileError, explained, require
 VERSION = 1
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
+def load(address: Address, cache: Path | None) -> TorchBackbone:
     """`torch:my_networks:make?size=224&normalise=imagenet`, or `torch:./my_networks.py:make`.
 
     The callable takes no arguments and returns a `torch.nn.Module` that maps images (n, channels,
-    height, width) to features (n, width). AddressOptions besides those of the preprocessing: device.
+    height, width) to features (n, width). Options besides those of the preprocessing: device.
     """
     torch = require("torch", "torch", "a torch backbone")
-    place, _, name = target.rpartition(":")
+    address.allow("device", *OPTIONS)
+    place, _, name = address.rest.rpartition(":")
     if not (place and name):
         raise DataError(
-            f"{options.address}: name a module and a callable, such as torch:my_networks:make "
+            f"{address.text}: name a module and a callable, such as torch:my_networks:make "
             "or torch:./my_networks.py:make."
         )
-    preprocessing = Preprocessing().adjusted(options)
-    device = options.text("device") or "cpu"
-    options.finish()
-    module = _import(place, options.address)
-    made = _make(module, name, torch, options.address)
+    preprocessing = Preprocessing().adjusted(address)
+    module = _import(place, address.text)
+    made = _make(module, name, torch, address.text)
     # Equal weights in another forward function are another backbone.
     source = getattr(module, "__file__", None)
     code = digest_of([read(source)]) if source and Path(source).suffix == ".py" else None
     identity = {"name": f"torch:{Path(place).stem}:{name}", "code": code}
-    return TorchBackbone(f"torch:{target}", made, preprocessing, identity, device=device)
+    device = address.options.get("device", "cpu")
+    return TorchBackbone(f"torch:{address.rest}", made, preprocessing, identity, device=device)
 
 
 class TorchBackbone:
@@ -97,12 +98,12 @@ class TorchBackbone:
             self._module = module.float().eval().to(device)
         self._device = device
         self._call = call or self._module
-        self.width: int | None = self._try_out()
+        self.width: int | None = None  # until it is tried out
+        self.width = self._try_out()
 
     def extract(self, rows: Sequence[Any]) -> Array:
         """Features (rows, width) in float32."""
-        width = getattr(self, "width", None)  # not known while it is tried out
-        return in_pieces(rows, width, self._run)
+        return in_pieces(rows, self.width, self._run)
 
     def _run(self, rows: Sequence[Any]) -> Array:
         batch = self._batch(rows)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import canonical_json
-from fedsolve.data.backbones.backbone_address import AddressOptions
-from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing, digest_of, prepare
-from fedsolve.data.backbones.text import LENGTH, TextBackbone
+from fedsolve.data.address import Address
+from fedsolve.data.backbones.preprocessing import FILTERS, OPTIONS, Preprocessing, digest_of, prepare
+from fedsolve.data.backbones.text import LENGTH, TOKENS, TextBackbone
 from fedsolve.data.backbones.torch_callable import TorchBackbone
 from fedsolve.errors import DataError, ModelFileError, explained, require
 
@@ -27,58 +27,53 @@ OUTPUTS = ("pooled", "mean", "cls")
 _INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 
 
-def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
+def load(address: Address, cache: Path | None) -> TorchBackbone:
     """`hf:microsoft/resnet-18`, `hf:bert-base-uncased` or `hf:./folder`.
 
     Options: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
     device; reads=text for a model of both; length, the tokens read of a text; and those of the preprocessing
     of images, which replace what the image processor says.
     """
-    require("torch", "hf", options.address)
-    transformers = require("transformers", "hf", options.address)
-    place = place_of(target, options.address)
+    where = address.text
+    require("torch", "hf", where)
+    transformers = require("transformers", "hf", where)
+    place = place_of(address)
     with quiet(transformers):
-        model, pooler_missing = _model(transformers, place, options.address)
+        model, pooler_missing = _model(transformers, place, where)
         both = hasattr(model, "get_image_features")
-        reads = options.text("reads", READS) or (
-            "text" if model.main_input_name == "input_ids" and not both else "images"
-        )
-        tokens = preprocessing = None
-        if reads == "text":
-            tokens = _tokenizer(transformers, place, model, options.address)
+        usual = "text" if model.main_input_name == "input_ids" and not both else "images"
+        if (address.word("reads", READS) or usual) == "text":
+            address.allow("reads", "output", "device", "length")
+            tokens, preprocessing = _tokenizer(transformers, place, model, where), None
         else:
-            preprocessing = _preprocessing(transformers, place, options)
-    output = options.text("output", OUTPUTS)
-    device = options.text("device") or "cpu"
-    length = options.tokens("length") if tokens is not None else None
-    options.finish()
+            address.allow("reads", "output", "device", *OPTIONS)
+            tokens, preprocessing = None, _preprocessing(transformers, place, address)
+    output = address.word("output", OUTPUTS)
     if output == "pooled" and pooler_missing:
-        raise DataError(f"{options.address}: the weights have no pooled output. Use output=mean.")
+        raise DataError(f"{where}: the weights have no pooled output. Use output=mean.")
     identity = {"name": f"hf:{model.config.model_type}", "config": config_digest(model.config)}
-    about: dict[str, Any] = {"device": device, "licence": card_licence(place)}
-    if tokens is not None:
+    name = f"hf:{address.rest}"
+    about: dict[str, Any] = {"device": address.options.get("device", "cpu"), "licence": card_licence(place)}
+    if preprocessing is None:
         output = output or "mean"
         identity |= {"reads": "text", "output": output}
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
-        length = length or int(min(tokens.model_max_length, most))
-        embed = _embedding(model, tokens, length, output, options.address)
-        return TextBackbone(f"hf:{target}", model, tokens, length, identity, embed, **about)
-    assert preprocessing is not None
-    output = output or ("mean" if pooler_missing else _offered(model, preprocessing, options.address))
+        length = address.whole("length", TOKENS) or int(min(tokens.model_max_length, most))
+        embed = _embedding(model, tokens, length, output, where)
+        return TextBackbone(name, model, tokens, length, identity, embed, **about)
+    output = output or ("mean" if pooler_missing else _offered(model, preprocessing, where))
     identity["output"] = output
-    call = _features(model, output, options.address)
-    return TorchBackbone(f"hf:{target}", model, preprocessing, identity, call=call, **about)
+    return TorchBackbone(name, model, preprocessing, identity, call=_features(model, output, where), **about)
 
 
-def place_of(target: str, address: str) -> str:
+def place_of(address: Address) -> str:
     """The folder or the name on the hub that an address names."""
-    folder = Path(target).expanduser()
-    if not target:
-        kind = address.partition(":")[0]
-        raise DataError(f"{address}: name a model or a folder, such as {kind}:./my-model.")
-    if target.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ModelFileError(f"{address}: there is no folder {folder}.")
-    return str(folder) if folder.is_dir() else target
+    folder = Path(address.rest).expanduser()
+    if not address.rest:
+        raise DataError(f"{address.text}: name a model or a folder, such as {address.scheme}:./my-model.")
+    if address.rest.startswith((".", "/", "~")) and not folder.is_dir():
+        raise ModelFileError(f"{address.text}: there is no folder {folder}.")
+    return str(folder) if folder.is_dir() else address.rest
 
 
 def card_licence(place: str) -> str | None:
@@ -204,21 +199,20 @@ def _offered(model: Any, preprocessing: Preprocessing, address: str) -> str:
     return "mean"
 
 
-def _preprocessing(transformers: Any, place: str, options: AddressOptions) -> Preprocessing:
+def _preprocessing(transformers: Any, place: str, address: Address) -> Preprocessing:
     """What the model's image processor does, with the changes of the options."""
-    described = options.has("size") and (options.has("normalise") or options.has("mean"))
-    if described:
-        return Preprocessing().adjusted(options)
+    if "size" in address.options and {"normalise", "mean"} & set(address.options):
+        return Preprocessing().adjusted(address)
     remedy = "If there is none, describe the preprocessing: ?size=224&normalise=imagenet"
-    with explained(f"{options.address}: no image processor can be loaded", remedy, ModelFileError):
+    with explained(f"{address.text}: no image processor can be loaded", remedy, ModelFileError):
         processor = transformers.AutoImageProcessor.from_pretrained(place)
     settings = _translated(processor.to_dict())
     if settings is None or not _agree(processor, settings):
         raise DataError(
-            f"{options.address}: {type(processor).__name__} prepares images in a way that fedsolve does not "
+            f"{address.text}: {type(processor).__name__} prepares images in a way that fedsolve does not "
             "know. Describe the preprocessing yourself: ?size=224&normalise=imagenet"
         )
-    return settings.adjusted(options)
+    return settings.adjusted(address)
 
 
 def _translated(says: dict[str, Any]) -> Preprocessing | None:

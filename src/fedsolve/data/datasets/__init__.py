@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from fedsolve.data.address import Address
 from fedsolve.data.datasets import (
     cifar,
     embedded,
@@ -20,7 +21,7 @@ from fedsolve.data.datasets import (
     tiny_imagenet,
 )
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known, data_root, unknown
+from fedsolve.data.datasets.dataset_files import Known, data_root, unknown
 from fedsolve.data.datasets.tabular import SUFFIXES
 from fedsolve.errors import DataError
 

@@ -7,7 +7,6 @@ import pickle
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.data.datasets import folder
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known, check_digest, find, read_file
+from fedsolve.data.datasets.dataset_files import Published, check_digest, find, read_file
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError, explained
 
@@ -24,16 +23,16 @@ _SIDE = 32
 
 
 @dataclass(frozen=True)
-class CifarDataset:
+class CifarDataset(Published):
     """Which files make a CIFAR dataset.
 
-    digests: MD5 of each file; those without are not checked.
-    labels, names: keys of the labels in a batch, and of the class names in the file `meta`.
+    batches, archive: the folder of its pickles, and the file that unpacks to it.
+    labels, names:    keys of the labels in a batch, and of the class names in the file `meta`.
+    digests:          MD5 of each file; those without are not checked.
     """
 
-    name: str
-    title: str
     batches: str
+    archive: str
     train: tuple[str, ...]
     test: str
     meta: str
@@ -44,23 +43,12 @@ class CifarDataset:
     rows: tuple[int, int] = (50000, 10000)
 
     @property
-    def archive(self) -> str:
-        return f"{self.batches.replace('-batches-py', '-python')}.tar.gz"
-
-    @property
-    def known(self) -> Known:
-        files = (
-            f"{self.archive} or {self.batches}/ as it unpacks, or PNG files in {self.name}/train/CLASS and "
-            f"{self.name}/test/CLASS, in the data folder"
-        )
-        return Known(
-            self.name, self.title, files, "https://www.cs.toronto.edu/~kriz/cifar.html", partial(load, self)
-        )
+    def again(self) -> str:
+        return f"Get {self.archive} again from {self.source}."
 
 
-def load(spec: CifarDataset, address: Address, root: Path | None) -> Dataset:
+def load(spec: CifarDataset, root: Path | None) -> Dataset:
     """The dataset, from pickles where there are some, else from class folders."""
-    address.allow()
     if root is not None and (root / spec.name / "train").is_dir():
         return _from_folders(spec, root / spec.name)
     files = [*spec.train, spec.test, spec.meta]
@@ -69,25 +57,24 @@ def load(spec: CifarDataset, address: Address, root: Path | None) -> Dataset:
     archives = [] if unpacked or root is None else [root / spec.archive, root / spec.name / spec.archive]
     packed = next((path for path in archives if path.is_file()), None)
     if packed is None:
-        paths = find(spec.known, root, folders, files)
+        paths = find(spec, root, folders, files)
         contents = {file: read_file(path) for file, path in paths.items()}
     else:
         contents = _packed(spec, packed, files)
         paths = {file: packed / file for file in files}
     batches = {file: _unpickled(spec, paths[file], contents[file]) for file in files}
     train = [_batch(spec, paths[file], batches[file]) for file in spec.train]
-    test = _batch(spec, paths[spec.test], batches[spec.test])
-    pixels = np.concatenate([batch[0] for batch in train])
-    labels = np.concatenate([batch[1] for batch in train])
+    pixels, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     names = batches[spec.meta].get(spec.names)
     if not isinstance(names, list) or len(names) != spec.classes:
         raise DataError(
-            f"{paths[spec.meta]}: no list '{spec.names}' of {spec.classes} class names. {_again(spec)}"
+            f"{paths[spec.meta]}: no list '{spec.names}' of {spec.classes} class names. {spec.again}"
         )
+    test_pixels, test_labels = _batch(spec, paths[spec.test], batches[spec.test])
     dataset = Dataset(
         spec.name,
         Split(ArrayImages(pixels, str(paths[spec.train[0]].parent)), labels),
-        Split(ArrayImages(test[0], str(paths[spec.test])), test[1]),
+        Split(ArrayImages(test_pixels, str(paths[spec.test])), test_labels),
         tuple(_text(name) for name in names),
     )
     return _counted(spec, dataset, paths[spec.test].parent)
@@ -110,7 +97,7 @@ def _counted(spec: CifarDataset, dataset: Dataset, path: Path) -> Dataset:
     if rows != spec.rows:
         raise DataError(
             f"{path}: {rows[0]:,} training and {rows[1]:,} test images, but {spec.name} has {spec.rows[0]:,} "
-            f"and {spec.rows[1]:,}. {_again(spec)}"
+            f"and {spec.rows[1]:,}. {spec.again}"
         )
     return dataset
 
@@ -120,12 +107,12 @@ def _batch(spec: CifarDataset, path: Path, batch: dict[str, Any]) -> tuple[Array
     pixels, labels = batch.get("data"), batch.get(spec.labels)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * _SIDE**2,):
         seen = f"shape {pixels.shape}, dtype {pixels.dtype}" if isinstance(pixels, np.ndarray) else "none"
-        raise DataError(f"{path}: 'data' must be bytes of shape (images, 3072); got {seen}. {_again(spec)}")
+        raise DataError(f"{path}: 'data' must be bytes of shape (images, 3072); got {seen}. {spec.again}")
     positions = np.asarray([] if labels is None else labels)
     if positions.shape != (len(pixels),) or positions.dtype.kind not in "iu":
         raise DataError(
             f"{path}: '{spec.labels}' must hold one number for each of {len(pixels)} images; got shape "
-            f"{positions.shape}, dtype {positions.dtype}. {_again(spec)}"
+            f"{positions.shape}, dtype {positions.dtype}. {spec.again}"
         )
     planes = pixels.reshape(-1, 3, _SIDE, _SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), positions.astype(np.int64)
@@ -135,7 +122,7 @@ def _packed(spec: CifarDataset, archive: Path, files: Sequence[str]) -> dict[str
     """The files of an archive, by name; nothing is written."""
     found: dict[str, bytes] = {}
     with (
-        explained(f"{archive}: truncated or damaged archive", _again(spec)),
+        explained(f"{archive}: truncated or damaged archive", spec.again),
         tarfile.open(archive) as tar,
     ):
         for member in tar:
@@ -145,21 +132,17 @@ def _packed(spec: CifarDataset, archive: Path, files: Sequence[str]) -> dict[str
                 found[name] = stream.read()
     missing = [file for file in files if file not in found]
     if missing:
-        raise DataError(f"{archive} has no {', '.join(missing)}. {_again(spec)}")
+        raise DataError(f"{archive} has no {', '.join(missing)}. {spec.again}")
     return found
 
 
 def _unpickled(spec: CifarDataset, path: Path, contents: bytes) -> dict[str, Any]:
-    with explained(f"{path}: truncated or damaged pickle", _again(spec)):
+    with explained(f"{path}: truncated or damaged pickle", spec.again):
         batch = _Unpickler(io.BytesIO(contents), path).load()
     if not isinstance(batch, dict):
-        raise DataError(f"{path}: holds a {type(batch).__name__}, not a dictionary. {_again(spec)}")
-    check_digest(path, contents, spec.digests.get(path.name), spec.known)
+        raise DataError(f"{path}: holds a {type(batch).__name__}, not a dictionary. {spec.again}")
+    check_digest(path, contents, spec.digests.get(path.name), spec)
     return {_text(key): value for key, value in batch.items()}
-
-
-def _again(spec: CifarDataset) -> str:
-    return f"Get {spec.archive} again from {spec.known.source}."
 
 
 def _text(value: Any) -> str:
@@ -200,11 +183,17 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
 
 
 _COLOURS = "32 x 32 colour, 50,000 + 10,000 images"
+_FILES = "{0} or {1}/ as it unpacks, or PNG files in {2}/train/CLASS and {2}/test/CLASS, in the data folder"
+_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 CIFAR10 = CifarDataset(
-    name="cifar10",
-    title=f"photographs of animals and vehicles, 10 classes, {_COLOURS}",
+    "cifar10",
+    f"photographs of animals and vehicles, 10 classes, {_COLOURS}",
+    _FILES.format("cifar-10-python.tar.gz", "cifar-10-batches-py", "cifar10"),
+    _SOURCE,
+    load,
     batches="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
     train=tuple(f"data_batch_{number}" for number in range(1, 6)),
     test="test_batch",
     meta="batches.meta",
@@ -222,9 +211,13 @@ CIFAR10 = CifarDataset(
 )
 
 CIFAR100 = CifarDataset(
-    name="cifar100",
-    title=f"photographs of things and animals, 100 fine classes, {_COLOURS}",
+    "cifar100",
+    f"photographs of things and animals, 100 fine classes, {_COLOURS}",
+    _FILES.format("cifar-100-python.tar.gz", "cifar-100-python", "cifar100"),
+    _SOURCE,
+    load,
     batches="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
     train=("train",),
     test="test",
     meta="meta",
@@ -237,4 +230,4 @@ CIFAR100 = CifarDataset(
     },
 )
 
-KNOWN = (CIFAR10.known, CIFAR100.known)
+KNOWN = (CIFAR10, CIFAR100)

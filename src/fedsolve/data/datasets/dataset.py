@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.data.address import Address
 from fedsolve.data.images import Images
 from fedsolve.data.texts import Texts
 from fedsolve.errors import DataError
@@ -72,21 +73,17 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():
+            labels, where = split.labels, f"{self.name}: the {title} part has"
             if len(split) == 0:
-                raise DataError(f"{self.name}: the {title} part has no rows.")
-            if split.labels.ndim != 1 or split.labels.dtype.kind not in "iu":
+                raise DataError(f"{where} no rows.")
+            if labels.ndim != 1 or labels.dtype.kind not in "iu":
+                raise DataError(f"{self.name}: labels must be positions of classes; got {labels.dtype}.")
+            if len(split.inputs) != len(labels):
+                raise DataError(f"{where} {len(split.inputs)} rows but {len(labels)} labels.")
+            if not 0 <= labels.min() <= labels.max() < len(self.class_names):
                 raise DataError(
-                    f"{self.name}: labels must be positions of classes; got {split.labels.dtype}."
-                )
-            if len(split.inputs) != len(split.labels):
-                raise DataError(
-                    f"{self.name}: the {title} part has {len(split.inputs)} rows but "
-                    f"{len(split.labels)} labels."
-                )
-            if not 0 <= split.labels.min() <= split.labels.max() < len(self.class_names):
-                raise DataError(
-                    f"{self.name}: labels of the {title} part run from {split.labels.min()} to "
-                    f"{split.labels.max()}, but there are {len(self.class_names)} classes."
+                    f"{where} labels that run from {labels.min()} to {labels.max()}, but there are "
+                    f"{len(self.class_names)} classes."
                 )
         present = np.bincount(self.train.labels, minlength=len(self.class_names))
         if not present.all():
@@ -94,6 +91,21 @@ class Dataset:
             raise DataError(
                 f"{self.name}: no training row of {named_classes(missing)}. Add some, or leave the class out."
             )
+
+    @classmethod
+    def parted(
+        cls,
+        address: Address,
+        rows: Split,
+        source: str,
+        class_names: Sequence[str],
+        file_labels: Array | None = None,
+        schema: Schema | None = None,
+    ) -> Dataset:
+        """The rows of a source that has no test part of its own: a share is held out (`hold_out`)."""
+        train, test = hold_out(rows, address, source)
+        names = tuple(class_names)
+        return cls(address.text, train, test, names, file_labels, schema, held_out=test is not None)
 
     @cached_property
     def classes(self) -> Array:
@@ -172,11 +184,15 @@ def in_proportion(labels: Array, count: int, seed: int) -> Array:
     return np.sort(np.concatenate([rows[:share] for rows, share in zip(rows_of, shares, strict=True)]))
 
 
-def hold_out(split: Split, share: float, seed: int, name: str) -> tuple[Split, Split | None]:
-    """The split as a training and a test part: the same `share` of every class, chosen at random.
+def hold_out(split: Split, address: Address, name: str) -> tuple[Split, Split | None]:
+    """The split as a training and a test part: the same share of every class, chosen at random.
 
-    A class keeps at least one training row; share 0 gives no test part.
+    A class keeps at least one training row. The address may say the share (test) and the choice (seed);
+    share 0 gives no test part.
     """
+    share = address.number("test")
+    share = HELD_OUT if share is None else share
+    seed = address.whole("seed", "a whole number", least=0, most=2**63) or 0
     if not 0 <= share < 1:
         raise DataError(f"{name}: the share to hold out for testing must be in [0, 1); got {share:g}.")
     if share == 0:

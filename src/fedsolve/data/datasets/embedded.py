@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.data.address import Address
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known
+from fedsolve.data.datasets.dataset_files import Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError
 from fedsolve.tables.schema import Schema

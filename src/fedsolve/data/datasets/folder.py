@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
-from fedsolve.data.datasets.dataset_address import Address, Known
+from fedsolve.data.address import Address
+from fedsolve.data.datasets.dataset import Dataset, Split, named_classes
+from fedsolve.data.datasets.dataset_files import Known
 from fedsolve.data.images import SUFFIXES, FileImages, list_images
 from fedsolve.errors import DataError, explained
 
@@ -22,7 +23,6 @@ TESTS = ("test", "val", "valid", "validation")
 def load(address: Address, root: Path | None) -> Dataset:
     """The images under PATH/train and PATH/test, or under PATH with a share of each class held out."""
     address.allow("test", "seed")
-    share, seed = address.held_out()
     path = address.path(root)
     train = path / "train"
     if not (subfolders(train) if train.is_dir() else []):
@@ -31,8 +31,7 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = class_split(train, classes)
     test = next((path / name for name in TESTS if (path / name).is_dir()), None) if train != path else None
     if test is None:
-        held_out = hold_out(whole, share, seed, str(path))
-        return Dataset(address.text, *held_out, tuple(classes), held_out=held_out[1] is not None)
+        return Dataset.parted(address, whole, str(path), classes)
     if "test" in address.options:
         raise DataError(f"{address.text}: {test} is the test part already; leave out the option 'test'.")
     return Dataset(address.text, whole, evaluation_split(test, classes), tuple(classes))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
-from fedsolve.data.datasets.dataset_address import Address, Known, unknown
+from fedsolve.data.address import Address
+from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_files import Known, unknown
 from fedsolve.data.images import to_array
 from fedsolve.errors import DataError, explained, require
 from fedsolve.labels import positions
@@ -75,8 +76,7 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = Split(HubImages(train, image, f"{address.text}, train"), _positions(values, classes, address))
     wanted = address.options.get("test", "")
     if wanted not in parts and (wanted.replace(".", "", 1).isdigit() or not set(_TESTS) & set(parts)):
-        share, seed = address.held_out()
-        return Dataset(address.text, *hold_out(whole, share, seed, address.text), tuple(names), labels)
+        return Dataset.parted(address, whole, address.text, names, labels)
     test = _chosen(parts, address, "test", _TESTS)
     images = HubImages(test, image, f"{address.text}, test")
     positions = _positions(_labels(test, label), classes, address)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known, check_digest, find, read_file
+from fedsolve.data.datasets.dataset_files import Known, Published, check_digest, find, read_file
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError, explained
 
@@ -26,7 +25,7 @@ FILES = (
 
 
 @dataclass(frozen=True)
-class IdxDataset:
+class IdxDataset(Published):
     """Which files make an idx dataset.
 
     folders: where they may lie under the data folder.
@@ -34,36 +33,27 @@ class IdxDataset:
     digests: MD5 of the unpacked contents of `FILES`; not checked when empty.
     """
 
-    name: str
-    title: str
-    source: str
     folders: tuple[str, ...]
     class_names: tuple[str, ...]
     digests: tuple[str, ...] = ()
     rows: tuple[int, int] = (60000, 10000)
     size: tuple[int, int] = (28, 28)
 
-    @property
-    def known(self) -> Known:
-        files = f"{', '.join(FILES)} (plain or .gz) in {self.folders[0]}/ of the data folder"
-        return Known(self.name, self.title, files, self.source, partial(load, self))
 
-
-def load(spec: IdxDataset, address: Address, root: Path | None) -> Dataset:
+def load(spec: IdxDataset, root: Path | None) -> Dataset:
     """The dataset, its files checked for shape and contents."""
-    address.allow()
-    known = spec.known
-    paths = find(known, root, spec.folders, FILES)
+    paths = find(spec, root, spec.folders, FILES)
     arrays = []
     for index, file in enumerate(FILES):
         rows = spec.rows[index // 2]
         shape = (rows,) if index % 2 else (rows, *spec.size)
         digest = spec.digests[index] if spec.digests else None
-        arrays.append(_checked(paths[file], shape, digest, known))
-    splits = []
-    for images, labels, file in zip(arrays[::2], arrays[1::2], FILES[::2], strict=True):
-        splits.append(Split(ArrayImages(images, str(paths[file])), labels.astype(np.int64)))
-    return Dataset(spec.name, splits[0], splits[1], spec.class_names)
+        arrays.append(_checked(paths[file], shape, digest, spec))
+    train, test = (
+        Split(ArrayImages(images, str(paths[file])), labels.astype(np.int64))
+        for images, labels, file in zip(arrays[::2], arrays[1::2], FILES[::2], strict=True)
+    )
+    return Dataset(spec.name, train, test, spec.class_names)
 
 
 def read_idx(path: Path, contents: bytes) -> Array:
@@ -100,10 +90,14 @@ def _checked(path: Path, shape: tuple[int, ...], digest: str | None, known: Know
     return array
 
 
+_FILES = f"{', '.join(FILES)} (plain or .gz) in {{}}/ of the data folder"
+
 MNIST = IdxDataset(
     "mnist",
     "handwritten digits, 28 x 28 grey, 10 classes, 60,000 + 10,000 images",
+    _FILES.format("mnist"),
     "https://yann.lecun.com/exdb/mnist (mirror: https://ossci-datasets.s3.amazonaws.com/mnist)",
+    load,
     ("mnist", "MNIST/raw", "MNIST", "."),
     tuple(str(digit) for digit in range(10)),
     (
@@ -117,7 +111,9 @@ MNIST = IdxDataset(
 FASHION_MNIST = IdxDataset(
     "fashion-mnist",
     "photographs of clothes, 28 x 28 grey, 10 classes, 60,000 + 10,000 images",
+    _FILES.format("fashion-mnist"),
     "https://github.com/zalandoresearch/fashion-mnist (or Debian's package dataset-fashion-mnist)",
+    load,
     ("fashion-mnist", "fashion_mnist", "FashionMNIST/raw", "FashionMNIST", "."),
     ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     (
@@ -128,4 +124,4 @@ FASHION_MNIST = IdxDataset(
     ),
 )
 
-KNOWN = (MNIST.known, FASHION_MNIST.known)
+KNOWN = (MNIST, FASHION_MNIST)

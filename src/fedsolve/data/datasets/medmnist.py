@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.data.address import Address
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known, find, unknown
+from fedsolve.data.datasets.dataset_files import Known, find, unknown
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError, explained
 from fedsolve.tables.npz import open_npz
@@ -17,7 +18,7 @@ _ORGANS = (
     "bladder, left femur, right femur, heart, left kidney, right kidney, liver, left lung, right lung, "
     "pancreas, spleen"
 )
-_SIZES = (28, 64, 128, 224)
+_SIZES = ("28", "64", "128", "224")
 
 CLASSES: dict[str, tuple[str, ...]] = {
     name: tuple(names.split(", "))
@@ -53,26 +54,18 @@ def load(address: Address, root: Path | None) -> Dataset:
         raise DataError("medmnist:chest has several labels per image; fedsolve takes one label per image.")
     if name not in CLASSES:
         raise unknown("MedMNIST dataset", address.rest, CLASSES)
-    size = int(address.option("size", int, _SIZES[0]))
-    if size not in _SIZES:
-        raise DataError(
-            f"{address.text}: MedMNIST images have sizes {', '.join(map(str, _SIZES))}; got {size}."
-        )
-    validation = address.options.get("val", "out")
-    if validation not in ("out", "train"):
-        raise DataError(f"{address.text}: option 'val' must be 'train' or 'out'; got {validation!r}.")
+    size = address.word("size", _SIZES) or _SIZES[0]
+    validation = address.word("val", ("out", "train"))
     file = f"{name}mnist.npz" if size == _SIZES[0] else f"{name}mnist_{size}.npz"
     path = find(KNOWN[0], root, ("medmnist", "."), [file])[file]
-    keys = {"train": ["train", "val"] if validation == "train" else ["train"], "test": ["test"]}
-    splits = {}
+    splits = []
     with open_npz(path) as arrays:
-        for part, sources in keys.items():
-            read = [_part(path, arrays, source, size, len(CLASSES[name])) for source in sources]
-            pixels = np.concatenate([images for images, _ in read])
-            splits[part] = Split(
-                ArrayImages(pixels, str(path)), np.concatenate([labels for _, labels in read])
-            )
-    return Dataset(f"medmnist:{name}", splits["train"], splits["test"], CLASSES[name])
+        for sources in (("train", "val") if validation == "train" else ("train",), ("test",)):
+            read = [_part(path, arrays, source, int(size), len(CLASSES[name])) for source in sources]
+            pixels, labels = (np.concatenate(parts) for parts in zip(*read, strict=True))
+            splits.append(Split(ArrayImages(pixels, str(path)), labels))
+    train, test = splits
+    return Dataset(f"medmnist:{name}", train, test, CLASSES[name])
 
 
 def _part(path: Path, arrays: dict[str, Array], part: str, size: int, classes: int) -> tuple[Array, Array]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
-from fedsolve.data.datasets.dataset_address import Address, Known
+from fedsolve.data.address import Address
+from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_files import Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.texts import Texts
 from fedsolve.errors import DataError, FedsolveError
@@ -58,9 +59,7 @@ def load(address: Address, root: Path | None) -> Dataset:
         raise DataError(f"{address.text}: {path} has a test part already; leave out the option 'test'.")
     whole, schema = _split(train, classes, path), train.schema
     if test is None:
-        share, seed = address.held_out()
-        parted = hold_out(whole, share, seed, str(path))
-        return Dataset(address.text, *parted, names, classes, schema, held_out=parted[1] is not None)
+        return Dataset.parted(address, whole, str(path), names, classes, schema)
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedsolve.data.datasets import folder
 from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_address import Address, Known, find, read_file
+from fedsolve.data.datasets.dataset_files import Known, Published, find, read_file
 from fedsolve.data.images import FileImages
 from fedsolve.errors import DataError
 
@@ -23,33 +22,20 @@ _IDS, _WORDS, _ANNOTATIONS = "wnids.txt", "words.txt", "val_annotations.txt"
 
 
 @dataclass(frozen=True)
-class TinyImageNet:
+class TinyImageNet(Published):
     """Classes, and training and test images of each."""
 
     classes: int = 200
     train: int = 500
     test: int = 50
 
-    @property
-    def known(self) -> Known:
-        return Known(
-            "tiny-imagenet",
-            "photographs, 64 x 64 colour, 200 classes, 100,000 + 10,000 images (validation part as test)",
-            f"tiny-imagenet-200/ with {_IDS}, {_WORDS}, train/ and val/, as the archive unpacks it, in the "
-            "data folder",
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            partial(load, self),
-        )
 
-
-def load(spec: TinyImageNet, address: Address, root: Path | None) -> Dataset:
+def load(known: TinyImageNet, root: Path | None) -> Dataset:
     """The dataset; every class and image is checked. Images stay on disk."""
-    address.allow()
-    known = spec.known
     home = find(known, root, ("tiny-imagenet-200", "tiny-imagenet", "."), [_IDS])[_IDS].parent
     ids = sorted(_lines(home / _IDS))
-    if len(ids) != spec.classes or len(set(ids)) != len(ids):
-        raise DataError(f"{home / _IDS}: {len(set(ids))} classes, expected {spec.classes}. {known.again}")
+    if len(ids) != known.classes or len(set(ids)) != len(ids):
+        raise DataError(f"{home / _IDS}: {len(set(ids))} classes, expected {known.classes}. {known.again}")
     absent = [name for name in ids if not (home / "train" / name).is_dir()]
     if absent:
         raise DataError(
@@ -65,7 +51,7 @@ def load(spec: TinyImageNet, address: Address, root: Path | None) -> Dataset:
         test = folder.evaluation_split(home / "val", ids)
     else:
         raise DataError(f"{annotations}: the file is missing, and with it the labels. {known.again}")
-    for part, split, count in (("train", train, spec.train), ("val", test, spec.test)):
+    for part, split, count in (("train", train, known.train), ("val", test, known.test)):
         counts = np.bincount(split.labels, minlength=len(ids))
         wrong = np.flatnonzero(counts != count)
         if len(wrong):
@@ -107,4 +93,13 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-KNOWN = (TinyImageNet().known,)
+TINY_IMAGENET = TinyImageNet(
+    "tiny-imagenet",
+    "photographs, 64 x 64 colour, 200 classes, 100,000 + 10,000 images (validation part as test)",
+    f"tiny-imagenet-200/ with {_IDS}, {_WORDS}, train/ and val/, as the archive unpacks it, in the data "
+    "folder",
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    load,
+)
+
+KNOWN = (TINY_IMAGENET,)

@@ -1,4 +1,4 @@
-"""How a dataset is named: `scheme`, `scheme:rest` or `scheme:rest?option=value&option=value`."""
+"""Kinds of datasets, which files they need, and how these are found and checked."""
 
 from __future__ import annotations
 
@@ -9,67 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsolve.data.datasets.dataset import HELD_OUT
+from fedsolve.data.address import Address
 from fedsolve.errors import DataError, did_you_mean, explained
 
 if TYPE_CHECKING:
     from fedsolve.data.datasets.dataset import Dataset
 
 HINT = "Say where the files are with --data-root DIR or the variable FEDSOLVE_DATA (root=... in Python)."
-
-
-@dataclass(frozen=True)
-class Address:
-    """A dataset's address, taken apart."""
-
-    text: str
-    scheme: str
-    rest: str = ""
-    options: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Take an address apart; a '?' counts only where name=value pairs follow it."""
-        scheme, _, rest = text.partition(":")
-        head, mark, tail = (rest or scheme).rpartition("?")
-        pairs = [pair.partition("=") for pair in tail.split("&")] if mark else []
-        options: dict[str, str] = {}
-        if pairs and all(name and sign for name, sign, _ in pairs):
-            options = {name: value for name, _, value in pairs}
-            if rest:
-                rest = head
-            else:
-                scheme = head
-        return cls(text, scheme, rest, options)
-
-    def allow(self, *names: str) -> None:
-        """Refuse all other options."""
-        for name in self.options:
-            if name not in names:
-                takes = f"It takes {', '.join(names) or 'none'}."
-                raise DataError(f"{self.text}: unknown option '{name}'.{did_you_mean(name, names)} {takes}")
-
-    def option(self, name: str, kind: Callable[[str], float], default: float) -> float:
-        """An option that is a number."""
-        try:
-            return kind(self.options.get(name, str(default)))
-        except ValueError as problem:
-            raise DataError(
-                f"{self.text}: option '{name}' must be a number; got {self.options[name]!r}."
-            ) from problem
-
-    def held_out(self) -> tuple[float, int]:
-        """The options `test` and `seed`: share of each class to hold out, and the seed of the choice."""
-        return self.option("test", float, HELD_OUT), int(self.option("seed", int, 0))
-
-    def path(self, root: Path | None) -> Path:
-        """The path of the address: from the working folder or, where that has none, from `root`."""
-        if not self.rest:
-            raise DataError(f"'{self.text}' names no file; write {self.scheme}:PATH.")
-        path = Path(self.rest).expanduser()
-        if path.exists() or path.is_absolute() or root is None:
-            return path
-        return root / path if (root / path).exists() else path
 
 
 @dataclass(frozen=True)
@@ -80,13 +26,18 @@ class Known:
     title:  what it is, in one line.
     files:  which files are expected, and where.
     source: where to get the files.
+    loader: loads the dataset of an address; its files are looked for in a folder.
     """
 
     name: str
     title: str
     files: str
     source: str
-    load: Callable[[Address, Path | None], Dataset] = field(repr=False)
+    loader: Callable[..., Dataset] = field(repr=False)
+
+    def load(self, address: Address, root: Path | None) -> Dataset:
+        """The dataset of this address."""
+        return self.loader(address, root)
 
     @property
     def scheme(self) -> str:
@@ -96,6 +47,15 @@ class Known:
     def again(self) -> str:
         """What to do about a file that is not as it was published."""
         return f"Get it again from {self.source}."
+
+
+@dataclass(frozen=True)
+class Published(Known):
+    """A dataset whose files are always the same; its loader takes this description too."""
+
+    def load(self, address: Address, root: Path | None) -> Dataset:
+        address.allow()
+        return self.loader(self, root)
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> DataError:
@@ -137,10 +97,8 @@ def read_file(path: Path) -> bytes:
 
 def check_digest(path: Path, contents: bytes, expected: str | None, known: Known) -> None:
     """Refuse contents whose MD5 digest differs from the published one. None: no check."""
-    if expected is None:
-        return
     checksum = hashlib.md5(contents, usedforsecurity=False).hexdigest()
-    if checksum != expected:
+    if expected not in (None, checksum):
         raise DataError(
             f"{path}: not the official file of {known.name}: its contents have MD5 checksum {checksum}, "
             f"expected {expected}. {known.again}"
