@@ -142,7 +142,7 @@ LOOKS = ("", "lowest", "highest")
 
 def draw(told: Sequence[dict[str, Any]]) -> Any:
     """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
-    from fedsolve.experiments import plot_words
+    from fedsolve.experiments.charts import ACCURACY
     from fedsolve.experiments.observations import mean_error
     from fedsolve.pages.plots import Axis, Panel, Series
     from fedsolve.pages.plots import draw as draw_panels
@@ -162,4 +162,4 @@ def draw(told: Sequence[dict[str, Any]]) -> Any:
             series.append(Series(name, look, tuple(range(1, len(means) + 1)), means, errors))
         groups.append((host, series))
     rounds = Axis("round", whole=True)
-    return draw_panels([Panel(series, rounds, plot_words.ACCURACY, host) for host, series in groups])
+    return draw_panels([Panel(series, rounds, ACCURACY, host) for host, series in groups])

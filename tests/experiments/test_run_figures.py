@@ -14,10 +14,16 @@ from fedsolve.cli.experiment import figures, run_folders
 from fedsolve.errors import ModelFileError
 from fedsolve.experiments.observations import by_dataset, mean_error, names_of, scored
 from fedsolve.experiments.reading import read_experiment
-from fedsolve.experiments.run_figures import MOST_DOTS, owners_panel, plots, slug, write_figures
+from fedsolve.experiments.run_figures import (
+    MOST_DOTS,
+    owners_panel,
+    plots,
+    sensitivity_plots,
+    slug,
+    write_figures,
+)
 from fedsolve.experiments.run_folder import load_run
 from fedsolve.experiments.runner import run_experiment
-from fedsolve.experiments.setting_plots import sensitivity_plots
 from fedsolve.experiments.sources import digits
 from fedsolve.pages.plots import FORMATS, SERIES, Axis, Panel, Series, draw, render, series_style
 from tests import sample_runs

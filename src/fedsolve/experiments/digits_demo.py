@@ -160,11 +160,11 @@ def reshuffled(model: APFLModel, rows: ExperimentRows, owners: Array, seed: int)
 
 def panels(counts: Array, found: Sequence[Observation]) -> list[Panel]:
     """Who owns which digit, and accuracy over the number of blocks."""
-    from fedsolve.experiments.curve_plots import curve_plots  # drawing takes a second to load
-    from fedsolve.experiments.run_figures import owners_panel
+    from fedsolve.experiments.charts import chart_plots  # drawing takes a second to load
+    from fedsolve.experiments.run_figures import curves, owners_panel
 
-    once = list({one.cell["key"]: one for one in found}.values())
-    depth = [panel for plot in curve_plots(once) if plot.name == "depth" for panel in plot.panels]
+    charts = [chart for chart in curves(found) if chart.name == "depth"]
+    depth = [panel for chart in charts for plot in chart_plots(chart, found) for panel in plot.panels]
     return [owners_panel("Who owns which digit (area: images)", counts), *depth]
 
 
