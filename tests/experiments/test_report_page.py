@@ -17,7 +17,7 @@ from fedsolve.cli.experiment import report as report_command
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments.findings import findings, overall
 from fedsolve.experiments.outcomes import packed, unpacked
-from fedsolve.experiments.report_page import as_csv, report, table_data, write_report
+from fedsolve.experiments.report_page import report, table_html, write_report
 from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
 from fedsolve.experiments.run_folder import load_run
 from tests import browser, sample_runs
@@ -289,48 +289,41 @@ def test_configuration_is_the_file_that_was_run(text):
 
 def test_the_best_of_a_column_is_bold_and_a_paper_never():
     rows = (
-        Row("AFL", (TableCell("test", 90.0, None, 1),)),
-        Row("paper, Table 1", (TableCell("test", 99.0, None),), "1"),
+        Row("AFL", (TableCell("test", 90.0, None, 1, printed={"1": TableCell("test", 99.0, None)}),)),
         Row("DeepAFL", (TableCell("test", 91.0, 0.5, 2, 0.01),)),
-        Row("FedX (paper, Table 1)", (TableCell("test", 98.0, None),), "1"),
     )
-    shown = table_data(ResultTable("T", "method", ("α = 0.1",), rows, ()), "1", "AFL")["rows"]
-    assert [(row["label"], row["printed"], row["cells"][0]["best"]) for row in shown] == [
-        ("AFL", False, False),
-        ("DeepAFL", False, True),
-        ("FedX (paper, Table 1)", True, False),
-    ]
-    assert shown[0]["cells"][0]["printed"] == ["99.00"]
-    assert shown[1]["cells"][0]["hint"] == "differs from AFL: p = 0.01"
+    first, second = cells_of(ResultTable("T", "method", ("α = 0.1",), rows, ()), "AFL")
+    assert first.endswith('>90.00<span class="paper">paper 99.00</span>')
+    assert '<strong>91.00<span class="error"> ± 0.50</span>' in second
+    assert 'title="differs from AFL: p = 0.01"' in second
 
 
 def test_a_papers_numbers_keep_the_digits_it_printed():
-    rows = (
-        Row("AFL", (TableCell("seconds", 100.25, 0.004, 3),)),
-        Row("paper, Table 9", (TableCell("seconds", 279.68, 0.14),), "9"),
-        Row("FedX (paper, Table 9)", (TableCell("seconds", 1083.25, 0.5),), "9"),
-    )
-    shown = table_data(ResultTable("T", "method", ("seconds",), rows, ()), "1", None)["rows"]
-    (ours,), (other,) = (row["cells"] for row in shown)
-    assert (ours["mean"], ours["error"], ours["printed"]) == ("100.250", "0.004", ["279.68 ± 0.14"])
-    assert (other["mean"], other["error"]) == ("1083.25", "0.5")
+    theirs = {"9": TableCell("seconds", 279.68, 0.14)}
+    rows = (Row("AFL", (TableCell("seconds", 100.25, 0.004, 3, printed=theirs),)),)
+    [ours] = cells_of(ResultTable("T", "method", ("seconds",), rows, ()))
+    assert '100.250<span class="error"> ± 0.004</span><span class="paper">paper 279.68 ± 0.14</span>' in ours
 
 
 def test_a_place_without_a_value_sorts_as_empty():
     rows = (Row("a", (None, TableCell("test", None, None, 3))),)
-    [shown] = table_data(ResultTable("T", "method", ("x", "y"), rows, ()), "1", None)["rows"]
-    assert "value" not in shown["cells"][0]
-    assert (shown["cells"][1]["value"], shown["cells"][1]["mean"]) == ("", "–")
+    empty, unmeasured = cells_of(ResultTable("T", "method", ("x", "y"), rows, ()))
+    assert empty == '<td class="number">'
+    assert unmeasured == '<td class="number" data-value="">–'
+
+
+def cells_of(table, baseline=None):
+    return re.findall(r"(<td.*?)</td>", table_html(table, "1", baseline), re.S)
 
 
 def test_csv_has_the_exact_numbers(runs, text):
     [table] = tables_of(load_run(runs["noise"]))
-    lines = list(csv.reader(io.StringIO(as_csv(table))))
+    lines = list(csv.reader(io.StringIO(table.to_csv())))
     assert lines[0][:4] == ["method", "τ = 0 %", "τ = 0 % standard error", "τ = 0 % seeds"]
     entry = table.rows[1].entries[0]
     assert [float(value) for value in lines[2][1:3]] == [entry.mean, entry.error]
     links = [unquote(link) for link in re.findall(r'href="data:text/csv;charset=utf-8,([^"]*)"', text)]
-    assert as_csv(table) in links
+    assert table.to_csv() in links
 
 
 def test_partitions_are_shown_once(text):

@@ -22,6 +22,7 @@ MODELS: dict[str, Any] = {
     "cloglog": fs.GLM("cens ~ `my age` + center(age) + log10(tsize)", family="binomial", link="cloglog"),
     "offset": fs.GLM("estrec ~ sqrt(age) + offset(log(time))", family="poisson"),
     "no intercept": fs.GLM("time ~ 0 + horTh + cens - 1"),
+    "functions": fs.GLM("time ~ log1p(pnodes) + expm1(age / 100) + I(pnodes != 1) + minimum(age, 60)"),
     "inverse squared": fs.GLM("time ~ age", family="inverse-gaussian"),
     "filled": fs.GLM("time ~ age + tgrade", missing="schema"),
     "cox": fs.Cox("Surv(time, cens) ~ age + tgrade"),

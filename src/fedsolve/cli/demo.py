@@ -195,8 +195,7 @@ def _methods(run: RunFolder) -> list[dict[str, Any]]:
 
 def _show_results(page: Console, run: RunFolder, remark: str) -> None:
     (results,) = tables_of(run)
-    lines = [(row.label, *("" if one is None else one.text for one in row.entries)) for row in results.rows]
-    page.print(table((results.corner, *results.columns), lines))
+    page.print(table((results.corner, *results.columns), results.lines()[0]))
     page.print(remark, style="dim")
     page.print()
 

@@ -60,22 +60,19 @@ def checks_of(run: RunFolder) -> list[Check]:
 
 def _checks(run: RunFolder, key: str) -> Iterator[Check]:
     for table in tables_of(run):
-        above = table.rows[0]
         for row in table.rows:
-            if row.paper is None:
-                above = row
-                continue
-            for column, ours, theirs in zip(table.columns, above.entries, row.entries, strict=True):
-                if ours is None or theirs is None or theirs.mean is None or ours.metric in TIMES:
-                    continue
-                allowed = _allowed(ours, theirs, theirs.mean, key)
-                apart = math.inf if ours.mean is None else abs(ours.mean - theirs.mean)
-                if METRICS[ours.metric].form == "power" and ours.mean is not None:
-                    apart = max(0.0, ours.mean - theirs.mean)
-                # The last bits of a decimal are no difference.
-                excess = 0.0 if apart <= allowed * (1 + 1e-9) else apart - allowed
-                counts = ours.mean, ours.seeds, theirs.mean, allowed, excess
-                yield Check(above.label, column, row.paper, ours.metric, *counts)
+            for printed, entries in row.printed():
+                for column, ours, theirs in zip(table.columns, row.entries, entries, strict=True):
+                    if ours is None or theirs is None or theirs.mean is None or ours.metric in TIMES:
+                        continue
+                    allowed = _allowed(ours, theirs, theirs.mean, key)
+                    apart = math.inf if ours.mean is None else abs(ours.mean - theirs.mean)
+                    if METRICS[ours.metric].form == "power" and ours.mean is not None:
+                        apart = max(0.0, ours.mean - theirs.mean)
+                    # The last bits of a decimal are no difference.
+                    excess = 0.0 if apart <= allowed * (1 + 1e-9) else apart - allowed
+                    counts = ours.mean, ours.seeds, theirs.mean, allowed, excess
+                    yield Check(row.label, column, printed, ours.metric, *counts)
 
 
 def _allowed(ours: TableCell, theirs: TableCell, printed: float, key: str) -> float:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,14 +14,13 @@ from fedsolve import container
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment, TableSpec
 from fedsolve.experiments.findings import findings, overall
-from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.observations import by_dataset, distinct
 from fedsolve.experiments.papers import papers
-from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
+from fedsolve.experiments.result_tables import ResultTable, tables_of
 from fedsolve.experiments.run_figures import plots, slug
 from fedsolve.experiments.run_folder import RunFolder, load_run
 from fedsolve.pages.svg import inline_svg
-from fedsolve.pages.templates import render
+from fedsolve.pages.templates import markup, render
 from fedsolve.pages.words import capital, counted, duration, listed
 
 EVERYTHING = ("test", "train", "exchanges", "megabytes_up", "megabytes_down", "seconds")
@@ -91,9 +88,9 @@ def _section(run: RunFolder, number: int, shown: set[str]) -> dict[str, Any]:
         "asked": [*([experiment.notes] if experiment.notes else []), _setting(experiment)],
         "missing": _missing(run),
         "findings": said,
-        "tables": [table_data(t, f"{number}.{place}", experiment.table.baseline) for place, t in tables],
+        "tables": [table_html(t, f"{number}.{place}", experiment.table.baseline) for place, t in tables],
         "figures": list(_figures(run, number, shown)),
-        "everything": None if everything is None else table_data(everything, f"{number}.all", None),
+        "everything": None if everything is None else table_html(everything, f"{number}.all"),
         "models": "" if everything is None else counted(len(everything.rows), "model"),
         "text": experiment.text.strip(),
         "cells": counted(len(run.cells), "cell"),
@@ -194,87 +191,18 @@ def _everything(run: RunFolder) -> ResultTable | None:
     return tables[0] if tables else None
 
 
-def table_data(table: ResultTable, name: str, baseline: str | None) -> dict[str, Any]:
-    """The table as the template shows it: a paper's numbers in the cells of ours, our best in bold."""
-    lines: list[tuple[Row, list[Row]]] = []
-    for row in table.rows:
-        if row.paper is not None and row.label.startswith("paper") and lines and not lines[-1][0].paper:
-            lines[-1][1].append(row)
-        else:
-            lines.append((row, []))
-    best = _best(table, [row for row, _ in lines])
+def table_html(table: ResultTable, name: str, baseline: str | None = None) -> str:
+    """The table as part of a page: a paper's numbers in the cells of ours, our best in bold."""
     metrics = {entry.metric for row in table.rows for entry in row.entries if entry is not None}
     unit = " Test accuracy in per cent." if metrics == {"test"} else ""
-    return {
-        "name": name,
-        "caption": f"{table.title.removesuffix('.')}.{unit}",
+    page = render(
+        "results.html",
+        table=table,
+        name=name,
+        baseline=baseline,
+        caption=f"{table.title.removesuffix('.')}.{unit}",
         # Signs of the papers (T, λ, d_F) keep their case.
-        "corner": capital(table.corner) if table.corner.split(",")[0].isalpha() else table.corner,
-        "columns": table.columns,
-        "rows": [
-            {
-                "label": row.label,
-                "printed": row.paper is not None,
-                "cells": [
-                    _cell(
-                        entry, [other.entries[column] for other in beside], (place, column) in best, baseline
-                    )
-                    for column, entry in enumerate(row.entries)
-                ],
-            }
-            for place, (row, beside) in enumerate(lines)
-        ],
-        "notes": table.notes,
-        "csv": quote(as_csv(table)),
-    }
-
-
-def _cell(
-    entry: TableCell | None, beside: Sequence[TableCell | None], best: bool, baseline: str | None
-) -> dict[str, Any]:
-    data: dict[str, Any] = {"best": best, "printed": [other.plain for other in beside if other is not None]}
-    if entry is None:
-        return data | {"mean": "", "error": "", "hint": ""}
-    mean, _, error = entry.plain.partition(" ± ")
-    hint = f"differs from {baseline}: p = {entry.p:.2g}" if entry.marked else ""
-    value = "" if entry.mean is None else repr(entry.mean)
-    return data | {"mean": mean, "error": error, "hint": hint, "value": value}
-
-
-def _best(table: ResultTable, rows: Sequence[Row]) -> set[tuple[int, int]]:
-    """The places (row, column) of our best values of metrics that rank models.
-
-    Of the methods in a column where rows are methods, else of the settings in a row. Rows of several
-    datasets have no best among them, and numbers that are all equal none either.
-    """
-    axes = table.corner.split(", ")
-    if {"method", "dataset"} <= set(axes):
-        return set()
-    scores: dict[tuple[int, str], dict[tuple[int, int], float]] = {}
-    for place, row in enumerate(rows):
-        for column, entry in enumerate(row.entries):
-            if entry is None or entry.mean is None or row.paper or not METRICS[entry.metric].ranked:
-                continue
-            group = column if "method" in axes else place
-            sign = -1.0 if METRICS[entry.metric].better == "down" else 1.0
-            scores.setdefault((group, entry.metric), {})[place, column] = sign * entry.mean
-    return {
-        place
-        for group in scores.values()
-        for place, mean in group.items()
-        if mean == max(group.values()) > min(group.values())
-    }
-
-
-def as_csv(table: ResultTable) -> str:
-    """The table as comma-separated values: every column as mean, standard error and seeds."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    parts = ("", " standard error", " seeds")
-    writer.writerow([table.corner, *(f"{column}{part}" for column in table.columns for part in parts)])
-    for row in table.rows:
-        cells = [("", "", "") if e is None else (e.mean, e.error, e.seeds) for e in row.entries]
-        writer.writerow(
-            [row.label, *("" if v is None or v == "" else repr(v) for cell in cells for v in cell)]
-        )
-    return stream.getvalue()
+        corner=capital(table.corner) if table.corner.split(",")[0].isalpha() else table.corner,
+        csv=quote(table.to_csv()),
+    )
+    return markup(page)

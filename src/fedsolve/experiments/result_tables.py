@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedsolve.experiments.config import Experiment, TableSpec
@@ -30,6 +32,7 @@ class TableCell:
 
     mean:  None where the models have no such value: a singular system, or a part without rows.
     error: standard error, None for one seed. seeds: how many, None in a paper. p: against the baseline.
+    printed: what a paper has in this place, by the number of its table.
     """
 
     metric: str
@@ -37,6 +40,7 @@ class TableCell:
     error: float | None
     seeds: int | None = None
     p: float | None = None
+    printed: Mapping[str, TableCell] = field(default_factory=dict)
 
     @property
     def marked(self) -> bool:
@@ -54,11 +58,15 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; `paper` names the table it was printed in, None for our own."""
+    """A line of a table."""
 
     label: str
     entries: tuple[TableCell | None, ...]
-    paper: str | None = None
+
+    def printed(self) -> Iterator[tuple[str, list[TableCell | None]]]:
+        """What the paper has for this row, under each of its tables."""
+        for table in dict.fromkeys(name for entry in self.entries if entry for name in entry.printed):
+            yield table, [None if entry is None else entry.printed.get(table) for entry in self.entries]
 
 
 @dataclass(frozen=True)
@@ -82,24 +90,67 @@ class ResultTable:
     def to_markdown(self) -> str:
         """The table under a heading; rows of a paper are in italics."""
         notes = [f"{markdown_text(note)}  " for note in self._all_notes]
-        table = markdown_table((self.corner, *self.columns), *self._lines)
+        table = markdown_table((self.corner, *self.columns), *self.lines())
         return "\n".join([f"### {markdown_text(self.title)}", "", table, "", *notes]).rstrip() + "\n"
 
     def to_latex(self) -> str:
         """A table environment, with the rules of the package booktabs."""
         caption = f"{latex_text(self.title)}. {' '.join(map(latex_text, self._all_notes))}".rstrip()
-        table = latex_table((self.corner, *self.columns), *self._lines)
+        table = latex_table((self.corner, *self.columns), *self.lines())
         return f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n{table}\n\\end{{table}}\n"
 
     @property
     def _all_notes(self) -> list[str]:
         return [*self.notes, *([self.remark] if self.remark else [])]
 
+    def to_csv(self) -> str:
+        """Comma-separated values: every column as mean, standard error and seeds."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        parts = ("", " standard error", " seeds")
+        writer.writerow([self.corner, *(f"{column}{part}" for column in self.columns for part in parts)])
+        for label, entries, _ in self._all_rows():
+            cells = [(None,) * 3 if one is None else (one.mean, one.error, one.seeds) for one in entries]
+            writer.writerow([label, *(value for cell in cells for value in cell)])
+        return stream.getvalue()
+
     @property
-    def _lines(self) -> tuple[list[list[str]], list[int]]:
+    def best(self) -> set[tuple[int, int]]:
+        """The places (row, column) of the best values of metrics that rank models.
+
+        Of the methods in a column where rows are methods, else of the settings in a row. Rows of several
+        datasets have no best among them, and numbers that are all equal none either.
+        """
+        axes = self.corner.split(", ")
+        if {"method", "dataset"} <= set(axes):
+            return set()
+        scores: dict[tuple[int, str], dict[tuple[int, int], float]] = {}
+        for place, row in enumerate(self.rows):
+            for column, entry in enumerate(row.entries):
+                if entry is None or entry.mean is None or not METRICS[entry.metric].ranked:
+                    continue
+                group = column if "method" in axes else place
+                sign = -1.0 if METRICS[entry.metric].better == "down" else 1.0
+                scores.setdefault((group, entry.metric), {})[place, column] = sign * entry.mean
+        return {
+            place
+            for group in scores.values()
+            for place, mean in group.items()
+            if mean == max(group.values()) > min(group.values())
+        }
+
+    def lines(self) -> tuple[list[list[str]], list[int]]:
         """The rows as text, and which of them are a paper's."""
-        texts = [[row.label, *("" if one is None else one.text for one in row.entries)] for row in self.rows]
-        return texts, [place for place, row in enumerate(self.rows) if row.paper]
+        rows = [*self._all_rows()]
+        texts = [[label, *("" if one is None else one.text for one in cells)] for label, cells, _ in rows]
+        return texts, [place for place, (_, _, paper) in enumerate(rows) if paper]
+
+    def _all_rows(self) -> Iterator[tuple[str, Sequence[TableCell | None], bool]]:
+        """Every row, and below it one for each table of a paper that has its numbers (True)."""
+        for row in self.rows:
+            yield row.label, row.entries, False
+            for table, entries in row.printed():
+                yield f"paper, {table if table.startswith('figure') else f'Table {table}'}", entries, True
 
 
 def tables_of(run: RunFolder) -> list[ResultTable]:
@@ -223,9 +274,8 @@ class _Builder:
         lines: list[Row] = []
         for row_key, row in rows.items():
             groups = [cells.get((row_key, column_key)) for column_key in columns]
-            label = self._label(self.layout.rows, row)
-            lines.append(Row(label, tuple(None if group is None else self._entry(group) for group in groups)))
-            lines += self._paper_rows(groups, numbers)
+            entries = [None if group is None else self._entry(group, numbers) for group in groups]
+            lines.append(Row(self._label(self.layout.rows, row), tuple(entries)))
         return ResultTable(
             title,
             ", ".join(axis_name(axis) for axis in self.layout.rows),
@@ -243,14 +293,20 @@ class _Builder:
         labels = [axis_label(axis, value) for axis, value in zip(axes, place, strict=True)]
         return ", ".join(label for label in labels if label) or "–"
 
-    def _entry(self, group: list[tuple[Observation, str]]) -> TableCell:
-        metric = group[0][1]
+    def _entry(self, group: list[tuple[Observation, str]], numbers: Sequence[Printed]) -> TableCell:
+        one, metric = group[0]
+        coordinates = {**one.coordinates, "partition": one.setting, "metric": metric}  # as papers spell them
+        theirs = {
+            each.table: TableCell(metric, each.mean, each.spread)
+            for each in numbers
+            if each.about(coordinates)
+        }
         values = [one.values[metric] for one, _ in group if metric in one.values]
         if not values:
-            return TableCell(metric, None, None)
+            return TableCell(metric, None, None, printed=theirs)
         mean, error = mean_and_error(values)
         p = self._p([one for one, _ in group]) if metric == "test" else None
-        return TableCell(metric, mean, error, len(values), p)
+        return TableCell(metric, mean, error, len(values), p, theirs)
 
     def _p(self, group: list[Observation]) -> float | None:
         """The p-value against the baseline under the same conditions."""
@@ -261,52 +317,34 @@ class _Builder:
         rivals = [one for one in self.items if one.method == baseline and _alike(one, first)]
         return compare(group, rivals)
 
-    def _paper_rows(
-        self, groups: Sequence[list[tuple[Observation, str]] | None], numbers: Sequence[Printed]
-    ) -> Iterator[Row]:
-        """What the paper printed for the models of a row, table by table."""
-        by_table: dict[str, list[TableCell | None]] = {}
-        for column, group in enumerate(groups):
-            if group is None:
-                continue
-            one, metric = group[0]
-            coordinates = _spelled(one) | {"metric": metric}
-            for value in numbers:
-                if value.about(coordinates):
-                    entries = by_table.setdefault(value.table, [None] * len(groups))
-                    entries[column] = TableCell(metric, value.mean, value.spread)
-        for table, entries in by_table.items():
-            named = table if table.startswith("figure") else f"Table {table}"
-            yield Row(f"paper, {named}", tuple(entries), table)
-
     def _notes(self, lines: Sequence[Row]) -> Iterator[str]:
         experiment = self._experiment
-        seeds = sorted({e.seeds for row in lines for e in row.entries if e is not None and e.seeds})
+        entries = [entry for row in lines for entry in row.entries if entry is not None]
+        theirs = [each for entry in entries for each in entry.printed.values()]
+        seeds = sorted({entry.seeds for entry in entries if entry.seeds})
         if seeds:
             count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
             spread = "; ± is the standard error" if seeds[-1] > 1 else ""
             yield f"Mean over {count} seed{'s' if count != '1' else ''}{spread}."
-        if any(entry is not None and entry.marked for row in lines for entry in row.entries):
+        if any(entry.marked for entry in entries):
             test = f"paired test on the test rows, p < {LEVEL}"
             yield f"* differs from {experiment.table.baseline} ({test})."
-        if any(row.paper is not None for row in lines) and experiment.paper is not None:
+        if theirs and experiment.paper is not None:
             paper = papers()[experiment.paper.key]
-            spreads = any(e is not None and e.error is not None for r in lines if r.paper for e in r.entries)
-            sign = f"; ± there is the {paper['spread']}" if spreads else ""
+            sign = (
+                f"; ± there is the {paper['spread']}"
+                if any(each.error is not None for each in theirs)
+                else ""
+            )
             yield f"paper: {paper['paper']}, printed numbers{sign}."
         scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
         rounds = any(cell.get("accuracy_per_round") for cell in self.run.cells)
         if rounds and "test" in self.metrics and experiment.measure.score in scored:
             yield f"Accuracy of a gradient method: {scored[experiment.measure.score]}."
-        if any(entry is not None and entry.mean is None for row in lines for entry in row.entries):
+        if any(entry.mean is None for entry in entries):
             yield "–: not measured, or no model came out of a singular system."
         if self.run.missing:
             yield f"{self.run.missing} cells of this experiment have not been run yet."
-
-
-def _spelled(one: Observation) -> dict[str, Any]:
-    """Coordinates as the papers spell them."""
-    return {**one.coordinates, "partition": one.setting}
 
 
 def _alike(baseline: Observation, one: Observation) -> bool:

@@ -123,6 +123,7 @@ _COMPOSED: dict[Any, Callable[..., Any]] = {
     np.log1p: lambda x: np.log(x + 1.0),
     np.log2: lambda x: np.log(x) / np.log(2.0),
     np.log10: lambda x: np.log(x) / np.log(10.0),
+    np.not_equal: lambda x, y: 1.0 - (x == y).astype("float64"),
     special.erf: _erf,
     special.ndtr: lambda x: (special.erf(x * np.sqrt(0.5)) + 1.0) * 0.5,
 }
