@@ -833,11 +833,11 @@ def test_what_a_group_held_goes_with_it(network, monkeypatch) -> None:
 
 def test_draws_with_other_names_in_some_steps_are_refused() -> None:
     class Odd(FedAvg):
-        def draw(self, group, numbers):
-            return [{"noise": np.ones(2)} if number % 2 else {} for number in numbers]
+        def draw(self, group, number):
+            return {"noise": np.ones(2)} if number % 2 else {}
 
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(12, 4)), np.arange(12) % 3
     federation_ = fs.LocalFederation.from_arrays(features, labels, np.zeros(12, int))
-    with pytest.raises(DataError, match=r"Odd.draw gives \[\] for one step and \['noise'\] for another"):
+    with pytest.raises(DataError, match=r"Odd.draw gives \['noise'\] for one step and \[\] for another"):
         Odd(rounds=1, batch=4).fit(federation_)

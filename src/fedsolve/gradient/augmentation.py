@@ -84,19 +84,17 @@ class ImageInputs:
 
 
 def plan_moves(
-    method: GradientMethod, plans: Sequence[Sequence[Array]], clients: Sequence[str], round_: int, rows: int
+    method: GradientMethod, lengths: Array, clients: Sequence[str], round_: int, rows: int
 ) -> Array:
     """The moves of all batches of a round, (clients, steps, rows, 3); a row that is padding stays in place.
 
-    plans: each client's batches, as positions among its rows; only their lengths matter.
+    lengths: rows of each client's batches (clients, steps).
     """
-    steps = max(1, max(len(plan) for plan in plans))
-    moves = np.zeros((len(plans), steps, rows, 3), dtype=np.int64)
+    moves = np.zeros((*lengths.shape, rows, 3), dtype=np.int64)
     moves[..., :MIRRORED] = method.crop
-    for client, (plan, name) in enumerate(zip(plans, clients, strict=True)):
-        drawn = draw_moves(method, sum(map(len, plan)), round_, name)
-        for number, batch in enumerate(plan):
-            moves[client, number, : len(batch)], drawn = drawn[: len(batch)], drawn[len(batch) :]
+    real = np.arange(rows) < lengths[..., None]
+    for client, name in enumerate(clients):
+        moves[client][real[client]] = draw_moves(method, int(lengths[client].sum()), round_, name)
     return moves
 
 

@@ -22,7 +22,7 @@ weights are summed. The paper's adversarial term is off, as in the authors' sett
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,15 +91,15 @@ class FedGen(GradientMethod):
             name: torch.tensor(scale, dtype=group.dtype, device=group.device)
             for name, scale in scales.items()
         }
+        group.scratch["known"] = torch.nonzero(group.received["labels"] > 0)[:, 0]
 
-    def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
+    def draw(self, group: ClientGroup, number: int) -> dict[str, Array]:
+        """Noise of a step for the rows of its batch and for generated ones, and which of the known labels
+        the latter have.
+        """
         if "labels" not in group.received:
-            return super().draw(group, numbers)
-        known = np.flatnonzero(group.received["labels"].cpu().numpy() > 0)
-        return [self._drawn(group, number, known) for number in numbers]
-
-    def _drawn(self, group: ClientGroup, number: int, known: Array) -> dict[str, Array]:
-        """Noise of a step for the rows of its batch and for generated ones, and labels of the latter."""
+            return {}
+        known = len(group.scratch["known"])
         active = range(int(np.sum(group.steps > number)))
 
         # One stream a step, row by row: padding behind a client's rows changes none of their numbers.
@@ -111,23 +111,21 @@ class FedGen(GradientMethod):
         if self.latent != 0:
             drawn["latent"] = noise("latent", group.batches.tall(number))
         if self.teaching != 0:
-            places = [
-                group.generator(k, f"labels {number}").integers(len(known), size=GENERATED) for k in active
-            ]
-            drawn |= {"labels": known[np.stack(places)], "teaching": noise("teaching", GENERATED)}
+            places = [group.generator(k, f"labels {number}").integers(known, size=GENERATED) for k in active]
+            drawn |= {"places": np.stack(places), "teaching": noise("teaching", GENERATED)}
         return drawn
 
     def losses(self, step: Step) -> Tensor:
         output = step.forward()
         losses = step.cross_entropy(output.logits)
-        drawn, scales = step.drawn, step.group.scratch
+        drawn, scratch = step.drawn, step.group.scratch
         if "latent" in drawn:
             with_label = self._imagined(step, step.targets, drawn["latent"])
-            losses = losses + scales["latent"] * step.divergence(output.logits, with_label.detach())
+            losses = losses + scratch["latent"] * step.divergence(output.logits, with_label.detach())
         if "teaching" in drawn:
-            targets = drawn["labels"]
+            targets = scratch["known"][drawn["places"]]
             answers = self._imagined(step, targets, drawn["teaching"])
-            losses = losses + scales["teaching"] * row_losses(answers, targets).mean(dim=1)
+            losses = losses + scratch["teaching"] * row_losses(answers, targets).mean(dim=1)
         return losses
 
     def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:

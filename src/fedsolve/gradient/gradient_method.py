@@ -275,12 +275,12 @@ class GradientMethod(Method[GradientModel]):
         """Names of the weights that local steps move; the others stay as they are."""
         return group.names
 
-    def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
-        """Random numbers of these steps by name, for `Step.drawn`; drawn in a step they would be recorded.
+    def draw(self, group: ClientGroup, number: int) -> dict[str, Array]:
+        """Random numbers of a step by name, for `Step.drawn`; drawn in a step they would be recorded.
 
         The same names for every step of a round.
         """
-        return [{} for _ in numbers]
+        return {}
 
     def losses(self, step: Step) -> Tensor:
         """Each client's loss on its batch: the mean cross-entropy."""

@@ -17,7 +17,7 @@ from fedsolve.federation.method import Request, Term, opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.batches import GroupBatches, GroupRows, drawn_ahead, plan_batches, steps_per_epoch
+from fedsolve.gradient.batches import GroupBatches, plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, on_thread_of_size, replays
 from fedsolve.gradient.learners import (
     Forward,
@@ -26,14 +26,16 @@ from fedsolve.gradient.learners import (
     Stack,
     StackedHeads,
     StackedNetworks,
+    handed_over,
     laid_out,
     load,
+    on_host,
 )
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
+from fedsolve.gradient.rows import GroupRows
 from fedsolve.gradient.slots import Slot
 from fedsolve.gradient.steps import Step
-from fedsolve.gradient.tensors import handed_over, on_host
 from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class ClientGroup:
     scratch: for the algorithm, for the length of the exchange.
     """
 
-    _drawn: dict[int, dict[str, Tensor]]
+    _drawn: list[str] | None
 
     def __init__(
         self,
@@ -95,31 +97,23 @@ class ClientGroup:
             for client, memory in zip(clients, memories, strict=True)
         ]
         # The clients with the most steps first: those still training are always the leading ones.
-        order = sorted(range(len(clients)), key=lambda k: (-len(plans[k]), k))
-        self.order = order
-        self.clients = [memories[k].name for k in order]
-        self.memories = [memories[k] for k in order]
-        self.rows = GroupRows(
-            method,
-            [clients[k] for k in order],
-            self.clients,
-            [codes[k] for k in order],
-            self.features,
-            device,
-        )
+        self.order = sorted(range(len(clients)), key=lambda k: (-len(plans[k]), k))
+        self.memories = [memories[k] for k in self.order]
+        self.clients = [memory.name for memory in self.memories]
+        clients, codes = [clients[k] for k in self.order], [codes[k] for k in self.order]
+        self.rows = GroupRows(method, clients, self.clients, codes, self.features, device)
         self.sizes, self.counted = self.rows.sizes, self.rows.counted
-        self._lay_out([plans[k] for k in order])
-        counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
+        self._lay_out([plans[k] for k in self.order])
+        counts = np.stack([np.bincount(own, minlength=self.classes) for own in codes])
         self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
         tensors = {name: self._tensor(array) for name, array in request.arrays.items()}
         self.start, self.buffers = with_prefix(tensors, "w."), with_prefix(tensors, "b.")
         self.received = {name: tensor for name, tensor in tensors.items() if not name.startswith("w.")}
         since: Mapping[str, int] = request.note.get("since", {})
-        tickets = {memory.name: ticket(self.run, memory.name) for memory in self.memories}
-        self._since = {name: since[token] for name, token in tickets.items() if token in since}
+        self._since = [since.get(ticket(self.run, name)) for name in self.clients]
         self._states: list[State | None] = [
-            memory.states.read(self.run, self._since[memory.name]) if memory.name in self._since else None
-            for memory in self.memories
+            None if exchange is None else memory.states.read(self.run, exchange)
+            for memory, exchange in zip(self.memories, self._since, strict=True)
         ]
         self.scratch: dict[str, Any] = {}
         self.agreement: dict[str, Alignment] = {}
@@ -200,10 +194,18 @@ class ClientGroup:
         return found | {f"{buffers}.{name}": on_host(value) for name, value in self.buffers_now().items()}
 
     def drawn(self, number: int) -> dict[str, Tensor]:
-        """What the method drew for a step (`GradientMethod.draw`)."""
-        if number not in self._drawn:
-            self._drawn = drawn_ahead(self, number, next(iter(self._drawn.values()), None))
-        return self._drawn[number]
+        """What the method draws for a step (`GradientMethod.draw`), fractions in the group's precision."""
+        drawn = {name: torch.as_tensor(array) for name, array in self.method.draw(self, number).items()}
+        self._drawn = list(drawn) if self._drawn is None else self._drawn
+        if list(drawn) != self._drawn:
+            raise DataError(
+                f"{type(self.method).__name__}.draw gives {list(drawn)} for one step and {self._drawn} for "
+                "another. Give every step of a round the same names, in the same order."
+            )
+        return {
+            name: (values.to(self.dtype) if values.is_floating_point() else values).to(self.device)
+            for name, values in drawn.items()
+        }
 
     def generator(self, client: int, role: str) -> np.random.Generator:
         """A random stream of this client and round that nothing else draws from."""
@@ -417,7 +419,7 @@ class ClientGroup:
         same = self._network is None and self.method.batch <= PAD_LIMIT
         tall = self.method.batch if same else None
         self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked, tall)
-        self._drawn = {}
+        self._drawn = None
         self.steps = self.batches.steps
         shape = len(plans), max(1, int(self.steps.max()))
         self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -474,8 +476,7 @@ class ClientGroup:
             state = dict((self.method.state(self, place) if self.method.keeps else None) or {})
         if self.method.buffers == "local" and trained:
             state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
-        client = self.clients[place]
-        self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
+        self.memories[place].states.write(self.run, self.exchange, state, self._since[place])
 
 
 @contextmanager

@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import networks
 
@@ -147,6 +150,21 @@ def laid_out(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda" or tensor.dim() != 4:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def on_host(tensor: Tensor) -> Array:
+    """The tensor's values as an array of its own, in C order."""
+    array: Array = tensor.detach().cpu().numpy()
+    return np.asarray(array, order="C") if tensor.is_cuda else array.copy()
+
+
+def handed_over(tensor: Tensor) -> Tensor:
+    """A copy of the tensor where it lies, for others to read, whatever stream it is made in."""
+    copied = tensor.detach().clone()
+    if copied.is_cuda:
+        # Its memory is used again only after what they have in line.
+        copied.record_stream(torch.cuda.default_stream(copied.device))
+    return copied
 
 
 def load(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:

@@ -22,10 +22,10 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient.answers import KIND
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Weights
+from fedsolve.gradient.learners import on_host
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.slots import borrowed
-from fedsolve.gradient.tensors import on_host
 
 G = TypeVar("G", bound=GradientMethod)
 
