@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedGen, FedLC, FedProx, FedRS, Scaffold, group, tensors
+from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedGen, FedLC, FedProx, FedRS, Scaffold, group, learners
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import StackedNetworks
 
@@ -91,7 +91,7 @@ def test_a_sum_where_the_networks_are_has_the_bits_of_one_on_the_host(sizes, sta
     seen = stacks()
     there = trained(FedAvg, precision="float32", sizes=sizes)
     assert seen
-    monkeypatch.setattr(group, "handed_over", tensors.on_host)
+    monkeypatch.setattr(group, "handed_over", learners.on_host)
     here = trained(FedAvg, precision="float32", sizes=sizes)
     for name, weight in here.weights.items():
         np.testing.assert_array_equal(there.weights[name], weight)

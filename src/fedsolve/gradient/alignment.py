@@ -8,9 +8,9 @@ of the layer's weight. Clients send g_i and g_i / ||g_i||, and the two sums give
 so nobody sees an update of one client. A sketch makes both short. A layer that has at most as many entries
 as the sketch is sent as it is; in a larger one every entry gets a random sign, and the layer is folded, entry
 i onto place i modulo an odd length. That is linear and keeps inner products without bias (the signs see to
-it), runs where the weights are in a handful of kernels, and gives the same bits every time; z is then Eq. 14
-of the sketched updates. The length is odd so that the channels of a convolution, usually an even number of
-them, do not fall on the same places row after row. Sums travel in the precision of the weights.
+it), and gives the same bits every time; z is then Eq. 14 of the sketched updates. The length is odd so that
+the channels of a convolution, usually an even number of them, do not fall on the same places row after row.
+Sums travel in the precision of the weights.
 
 Sketch scheme 2: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
 SHA-256("fedsolve sketch 2|seed|layer|size"); the lowest bits of its raw 64-bit integers, 0 for +1 and 1 for
@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -30,7 +29,7 @@ import numpy as np
 
 from fedsolve import version
 from fedsolve.arrays import Array, check_choice, check_whole
-from fedsolve.backends.torch_later import Tensor, torch
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.errors import DataError
 
 CHOICES = ("lowest", "highest", "skewness")
@@ -57,18 +56,12 @@ def alignment_sums(
     A layer the client did not move gives zeros and is not counted in `moved`.
     """
     check_whole(0, sketch=sketch)
-    sizes = {layer: int(np.prod(update.shape)) for layer, update in updates.items()}
-    spans = _spans(sizes, sketch)
-    whole = torch.cat([torch.as_tensor(update).reshape(-1) for update in updates.values()]).double()
-    if sketch:
-        whole = _folding(tuple(sizes.items()), sketch, seed, whole.device).fold(whole, _length(sketch))
-    row = whole.cpu().numpy()
-    norms = np.array([_norm(row[span]) for span in spans])
-    direction = np.zeros_like(row)
-    for span, norm in zip(spans, norms, strict=True):
-        if norm:
-            np.divide(row[span], norm, out=direction[span])
-    named = {"update": row, "direction": direction, "moved": norms > 0}
+    flat = {layer: torch.as_tensor(update).double().reshape(-1) for layer, update in updates.items()}
+    row = torch.cat([_folded(update, layer, sketch, seed) for layer, update in flat.items()]).cpu().numpy()
+    parts = [row[span] for span in _spans({layer: len(update) for layer, update in flat.items()}, sketch)]
+    norms = np.array([_norm(part) for part in parts])
+    directions = [part / norm if norm else part for part, norm in zip(parts, norms, strict=True)]
+    named = {"update": row, "direction": np.concatenate(directions), "moved": norms > 0}
     return {name: array.astype(precision) for name, array in named.items()}
 
 
@@ -137,60 +130,25 @@ def _length(sketch: int) -> int:
     return sketch - 1 + sketch % 2
 
 
-@dataclass(frozen=True)
-class _Folding:
-    """How a row of all updates becomes the row that is sent.
-
-    The large layers are laid out in rows of the sketch's length: `places` says which entry stands where,
-    `signs` with which sign (0 beyond a layer's end), `owners` (large layers, rows), 0 and 1, which of the
-    layers a row is part of. `order` picks what is sent from the folded layers and the row, end to end.
-    """
-
-    places: Tensor
-    signs: Tensor
-    owners: Tensor
-    order: Tensor
-
-    def fold(self, row: Tensor, length: int) -> Tensor:
-        signed = row[self.places] * self.signs
-        # A product with 0 and 1 adds a layer's rows in a fixed order; an indexed sum on a GPU would not.
-        folded = self.owners @ signed.reshape(-1, length)
-        return torch.cat([folded.reshape(-1), row])[self.order]
-
-
-@lru_cache(maxsize=4)
-def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device: torch.device) -> _Folding:
-    """The folding of layers of these sizes; kept for the next client."""
+def _folded(update: Tensor, layer: str, sketch: int, seed: int) -> Tensor:
+    """What is sent of a layer's update, (entries,): the update itself, or its sketch where it is larger."""
+    size = len(update)
+    if not _is_folded(size, sketch):
+        return update
     length = _length(sketch)
-    large = [layer for layer, size in sizes if _is_folded(size, sketch)]
-    places, signs = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-    owners: list[int] = []
-    order = [np.zeros(0, dtype=np.int64)]
-    start = 0
-    for layer, size in sizes:
-        if layer not in large:
-            order.append(len(large) * length + start + np.arange(size))
-        else:
-            number = large.index(layer)
-            rows = -(-size // length)
-            entries = np.arange(rows * length)
-            places.append(start + np.minimum(entries, size - 1))
-            drawn = np.resize(_signs(seed, layer, size), rows * length)
-            signs.append(np.where(entries < size, drawn, 0))
-            owners += [number] * rows
-            order.append(number * length + np.arange(length))
-        start += size
-    whose = (np.arange(len(large))[:, None] == np.array(owners, dtype=np.int64)).astype(np.float64)
-    arrays = np.concatenate(places), np.concatenate(signs).astype(np.float64), whose, np.concatenate(order)
-    return _Folding(*(torch.from_numpy(array).to(device) for array in arrays))
+    signed = update * _signs(seed, layer, size, update.device)
+    # Rows of the sketch's length, the last one filled with zeros.
+    rows = F.pad(signed, (0, -size % length)).reshape(-1, length)
+    return rows.sum(dim=0)
 
 
-def _signs(seed: int, layer: str, size: int) -> Array:
-    """+1 and -1 for every entry of a layer."""
+@lru_cache(maxsize=256)
+def _signs(seed: int, layer: str, size: int, device: torch.device) -> Tensor:
+    """+1 and -1 for every entry of a layer; kept for the next client."""
     text = f"fedsolve sketch {version.SKETCHES}|{seed}|{layer}|{size}"
     start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     bits = np.random.Philox(key=start).random_raw(size) & np.uint64(1)
-    return 1 - 2 * bits.astype(np.int8)
+    return torch.from_numpy(1 - 2 * bits.astype(np.int8)).to(device)
 
 
 def mean_squared_drift(sum_updates: Mapping[str, Array] | Array, sum_squares: float, clients: float) -> float:

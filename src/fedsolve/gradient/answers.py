@@ -71,14 +71,8 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
         return
     weights = group.weights_of(place)
     if method.feedback in CHOICES:
-        layers: Sequence[str] = group.note["layers"]
-        # All layers as one row of float64: a handful of kernels instead of several for each layer.
-        now, before = (
-            torch.cat([tensors[weight_of(layer)].reshape(-1) for layer in layers]).double()
-            for tensors in (weights, group.start)
-        )
-        sizes = [weights[weight_of(layer)].numel() for layer in layers]
-        updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
+        names = {layer: weight_of(layer) for layer in group.note["layers"]}
+        updates = {layer: weights[n].double() - group.start[n].double() for layer, n in names.items()}
         term.arrays |= alignment.alignment_sums(
             updates, method.feedback_sketch, method.seed, method.precision
         )
