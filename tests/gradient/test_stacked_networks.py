@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedGen, FedLC, FedProx, FedRS, Scaffold, group, learners
+from fedsolve.gradient import (
+    FedACG,
+    FedAvg,
+    FedAvgM,
+    FedGen,
+    FedLC,
+    FedProx,
+    FedRS,
+    Scaffold,
+    group,
+    learners,
+)
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import StackedNetworks
 

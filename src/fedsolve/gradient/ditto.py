@@ -69,4 +69,4 @@ class Ditto(PersonalMethod):
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         if state is not None:
             return PersonalGradientModel.of(model, kept(state, OWN), kept(state, STATISTICS))
-        return PersonalGradientModel.of(model, *train_alone(self.part, model, data))
+        return train_alone(self.part, model, data)

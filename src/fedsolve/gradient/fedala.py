@@ -23,8 +23,8 @@ from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
-from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, kept, now
+from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
 
 OWN = "own"
 MERGE = "merge"
@@ -67,17 +67,13 @@ class FedALA(PersonalMethod):
 
     def state(self, group: ClientGroup, client: int) -> State:
         merge: Merge = group.scratch["merge"]
-        mixture = {name: group.client_of(merge.mixture, client)[name] for name in merge.names}
-        named = {f"{OWN}.{name}": group.weights_of(client)[name] for name in merge.names}
+        mixture, weights = group.client_of(merge.mixture, client), group.weights_of(client)
+        named = {f"{OWN}.{name}": weights[name] for name in mixture}
         named |= {f"{MERGE}.{name}": value for name, value in mixture.items()}
         return arrays_of(named) | {LEARNT: np.array(int(merge.learnt[client]))}
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        if state is None or not self.keeps or len(data) == 0:
-            return PersonalGradientModel.of(model, {}, kept(state))
-        with alone(self, model, data, state) as group:
-            self.prepare(group)
-            return PersonalGradientModel.of(model, now(group)[0], kept(state))
+        return train_alone(self, model, data, state, local=self.prepare)
 
 
 class Merge:
@@ -99,13 +95,9 @@ class Merge:
         self._away = [group.start[name] - own[name] for name in self.names]
         states = [group.own_state(client) or {} for client in range(len(group.clients))]
         self.learnt = np.array([bool(state.get(LEARNT, 0)) for state in states])
-        self._differs = np.array([bool(state) for state in states]) & self._moved()
-
-    def _moved(self) -> Array:
-        """Which clients' own weights differ from those received."""
-        group = self._group
         moved = torch.stack([group.learners.per_client(away).ne(0).any(dim=1) for away in self._away])
-        return moved.any(dim=0).cpu().numpy()
+        # Clients that have weights of their own, other than those received.
+        self._differs = np.array([bool(state) for state in states]) & moved.any(dim=0).cpu().numpy()
 
     def learn(self) -> None:
         """Passes over each client's share of rows: one, or the first time as many as it takes to settle."""
@@ -127,7 +119,7 @@ class Merge:
     def _pass(self, part: ClientGroup, active: Array) -> Array:
         """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
         rate, count = self._method.merge_rate, len(self.names)
-        per_step = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
+        per_step = [] if part.steps.any() else [torch.zeros_like(part.losses[:, 0])]
         mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
         away = [distance * part.learners.spread(mask, distance) for distance in self._away]
         for number in range(int(part.steps.max())):
@@ -158,12 +150,11 @@ class Merge:
     def put(self) -> None:
         """Let the clients that have a mixture start from it; the others start from what they received."""
         group = self._group
-        if not self._differs.any():
-            return
         differs = torch.as_tensor(self._differs, device=group.device)
         weights = group.weights_now()
-        for name, theta in self._theta().items():
-            if group.learners.stacked:
-                weights[name][differs] = theta[differs]
-            else:
-                weights[name].copy_(theta)
+        group.put(
+            {
+                name: theta.where(group.learners.spread(differs, theta), weights[name])
+                for name, theta in self._theta().items()
+            }
+        )

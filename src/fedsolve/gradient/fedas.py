@@ -34,8 +34,8 @@ from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.batches import steps_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now
+from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.personalised import PersonalMethod, train_alone
 from fedsolve.gradient.prototypes import class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
@@ -102,13 +102,9 @@ class FedAS(PersonalMethod):
     # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        if len(data) == 0:
-            return PersonalGradientModel.of(model, {}, kept(state))
         if state is None:
             return super().personal(model, data, state)
-        with alone(self, model, data, state) as group:
-            self.prepare(group)
-            return PersonalGradientModel.of(model, *now(group))
+        return train_alone(self, model, data, state, local=self.prepare)
 
 
 def fisher_traces(group: ClientGroup) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedprox import FedProx
 from fedsolve.gradient.gradient_method import State, parameter, register
-from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.personalised import PersonalMethod, train_alone
 
 
@@ -35,8 +35,7 @@ class FineTuning(PersonalMethod):
     )
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        tuned = train_alone(self, model, data, state, epochs=self.fine_epochs, rate=self.fine_rate)
-        return PersonalGradientModel.of(model, *tuned)
+        return train_alone(self, model, data, state, epochs=self.fine_epochs, rate=self.fine_rate)
 
 
 @register(key="fedavg-ft", paper="McMahan et al., AISTATS 2017, with local fine-tuning")

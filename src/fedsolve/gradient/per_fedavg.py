@@ -20,7 +20,7 @@ from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedavg_ft import FineTuning
 from fedsolve.gradient.gradient_method import State, Step, parameter, register
-from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.personalised import train_alone
 from fedsolve.gradient.steps import row_losses
 
@@ -56,8 +56,7 @@ class PerFedAvg(FineTuning):
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         rate = self.inner_rate if self.fine_rate is None else self.fine_rate
-        tuned = train_alone(self, model, data, state, epochs=self.fine_epochs, rate=rate)
-        return PersonalGradientModel.of(model, *tuned)
+        return train_alone(self, model, data, state, epochs=self.fine_epochs, rate=rate)
 
 
 def _halves(step: Step) -> tuple[Tensor, Tensor]:

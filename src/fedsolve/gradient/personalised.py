@@ -8,7 +8,7 @@ in a local federation, `participant.personalise(model)` anywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -24,7 +24,6 @@ from fedsolve.gradient.answers import KIND
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Weights
 from fedsolve.gradient.learners import on_host
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.slots import borrowed
 
 G = TypeVar("G", bound=GradientMethod)
@@ -46,20 +45,7 @@ class PersonalMethod(GradientMethod):
         model: the shared one. state: what the client ended its last exchange with; None when it never took
         part, or the method's clients keep nothing.
         """
-        return PersonalGradientModel.of(model, *train_alone(self, model, data, state))
-
-    def start(self, spec: Spec) -> PersonalRun:
-        return PersonalRun(self, spec)
-
-
-class PersonalRun(GradientRun):
-    """A run whose models know where the clients keep their states."""
-
-    def _model(self, weights: Weights) -> GradientModel:
-        model = super()._model(weights)
-        model.run = self.chain.digests[1]
-        model.kept = {ticket(model.run, client): exchange for client, exchange in self._since.items()}
-        return model
+        return train_alone(self, model, data, state)
 
 
 @contextmanager
@@ -99,21 +85,23 @@ def train_alone(
     data: ClientData,
     state: State | None = None,
     *,
+    local: Callable[[ClientGroup], None] = ClientGroup.train,
     epochs: int | None = None,
     rate: float | None = None,
-) -> tuple[Weights, Weights]:
-    """Weights and buffers after one client's local part of a round, from the model's weights.
+) -> PersonalGradientModel:
+    """The network of one client after its local part of a round, from the model's weights.
 
-    The method's hooks apply: what it prepares, its losses and its edits of gradients. epochs, rate: the
-    method's when None. No epochs, or no rows: the model's own. The rest as for `alone`.
+    The method's hooks apply: what it prepares, its losses and its edits of gradients. local: what the client
+    does. epochs, rate: the method's when None. No epochs, or no rows: the model's own weights. The rest as
+    for `alone`.
     """
     if epochs == 0 or len(data) == 0:
-        return model.weights, model.buffers | kept(state)
+        return PersonalGradientModel.of(model, {}, kept(state))
     if epochs is not None:
         method = method.with_passes(epochs)
     with alone(method, model, data, state, rate=rate) as group:
-        group.train()
-        return now(group)
+        local(group)
+        return PersonalGradientModel.of(model, *now(group))
 
 
 def now(group: ClientGroup) -> tuple[Weights, Weights]:

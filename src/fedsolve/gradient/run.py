@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_rows, stream
+from fedsolve.arrays import check_rows, stream
 from fedsolve.backends.devices import find_device
 from fedsolve.backends.torch_later import torch
 from fedsolve.container import with_prefix
@@ -41,9 +40,10 @@ class GradientRun(Run[GradientModel]):
             raise DataError("gradient methods classify; use AFL or DeepAFL for regression.")
         network = method.build(spec.features, spec.outputs, first=True)
         ImageInputs(method.parameters(), spec.features)  # refused now rather than by every client
-        weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
-        buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
-        self.server = ServerState(method, spec, doubles(weights), doubles(buffers))
+        weights = doubles(
+            {name: value.detach() for name, value in networks.float_parameters(network).items()}
+        )
+        self.server = ServerState(method, spec, weights, doubles(networks.float_buffers(network)))
         self.layers = self._feedback_layers(network)
         self._phase = "start"
         self._since: dict[str, int] = {}
@@ -91,10 +91,9 @@ class GradientRun(Run[GradientModel]):
             return self.ask(asked[0], server.round, server.cohort, note | asked[1])
         if self._phase == "drift":
             answered = self.history[-1].cohort
-            return self.ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
-        precision = np.dtype(method.precision)
-        arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
-        arrays |= {name: np.array(array, dtype=precision) for name, array in method.extras(server).items()}
+            return self.ask(DRIFT, server.round, answered, note, _prefixed("move.", doubles(self._means)))
+        arrays = _prefixed("w.", method.outgoing(server)) | _prefixed("b.", server.buffers)
+        arrays = self._rounded(arrays | method.extras(server))
         arrays |= self._held(arrays)
         note |= {"feedback": self._chosen(), "layers": self.layers}
         return self.ask(KIND, server.round, server.cohort, note, arrays)
@@ -248,16 +247,22 @@ class GradientRun(Run[GradientModel]):
         return self.method.reported if self.server.aggregated else "global"
 
     def _model(self, weights: Weights) -> GradientModel:
-        precision = np.dtype(self.method.precision)
         model = GradientModel(
-            {name: np.array(array, dtype=precision) for name, array in weights.items()},
-            {name: np.array(array, dtype=precision) for name, array in self.server.buffers.items()},
+            self._rounded(weights),
+            self._rounded(self.server.buffers),
             self.spec.classes,
             self.spec.features,
             {"method": self.method.key} | self.method.parameters(),
         )
         model.device = str(find_device(self.spec.device))
+        if hasattr(self.method, "personal"):  # then models know where the clients keep their states
+            model.run = self.chain.digests[1]
+            model.kept = {ticket(model.run, client): exchange for client, exchange in self._since.items()}
         return model
+
+    def _rounded(self, arrays: Weights) -> Weights:
+        """Copies in the precision in which arrays travel."""
+        return {name: np.array(array, dtype=self.method.precision) for name, array in arrays.items()}
 
     def stored(self) -> dict[str, Any]:
         kept = {name: getattr(self.server, name) for name in _KEPT}
@@ -282,5 +287,5 @@ def _mean(total: Total, prefix: str) -> Weights:
     return {n: np.asarray(array / weight) for n, array in with_prefix(total.term.arrays, prefix).items()}
 
 
-def _sent(weights: Mapping[str, Array], prefix: str, precision: Any) -> Weights:
-    return {f"{prefix}.{name}": np.array(array, dtype=precision) for name, array in weights.items()}
+def _prefixed(prefix: str, weights: Weights) -> Weights:
+    return {f"{prefix}{name}": array for name, array in weights.items()}
