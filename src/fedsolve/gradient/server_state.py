@@ -57,8 +57,8 @@ class ServerState:
         self.memory |= {f"{prefix}.{name}": array for name, array in values.items()}
 
 
-def doubles(weights: Mapping[str, Array]) -> Weights:
-    """The same weights in float64."""
+def doubles(weights: Mapping[str, Any]) -> Weights:
+    """The same weights, arrays or tensors of the host, in float64."""
     return {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
 
 
