@@ -73,20 +73,18 @@ def client_state(folder: Path):
 
 def agreement(folder: Path):
     from fedsolve.federation.engine import Spec
+    from fedsolve.network.agreement import Agreement
     from fedsolve.network.running import State
 
-    settled = SimpleNamespace(
-        run="a1b2", columns=["age", "weight"], only={"north", "south"}, schema_note=lambda: None
-    )
-    federation = SimpleNamespace(expected=3, agreement=settled, schema=None)
+    settled = Agreement("classification", secure=True)
+    settled.spec = Spec(6, np.array(["no", "yes"]), 2, "bytes")
+    settled.columns, settled.only = {"names": ["age", "weight"]}, frozenset({"north", "south"})
     state = State(folder)
-    state.agree(Spec(6, np.array(["no", "yes"]), 2, "bytes"), federation)  # type: ignore[arg-type]
+    state.agree(SimpleNamespace(expected=3, agreement=settled))  # type: ignore[arg-type]
     state.checkpoint.write_bytes(b"")
 
     def read():
-        spec, again = State(folder).agreed(), State(folder)
-        notes = [again.noted(name) for name in ("run", "columns", "clients", "schema", "sites")]
-        return repr((spec.features, spec.classes.tolist(), spec.outputs, notes))
+        return repr(State(folder).begun())
 
     return [folder / "agreement.json"], read
 

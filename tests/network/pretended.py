@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedsolve.network.answering import Answerer
-from fedsolve.network.link import GoOn, Node, Reply
+from fedsolve.network.link import Link, Node, Reply
 from fedsolve.network.parcels import Note
 
 Meddle = Callable[[str, Note, bytes], "tuple[Note, bytes] | None"]
 
 
-class PretendedLink:
+class PretendedLink(Link):
     """Nodes in this process; `meddle(name, note, payload)` may change an answer, or lose it (None)."""
 
     def __init__(self, sites: Sequence[Answerer], meddle: Meddle | None = None, named: bool = True) -> None:
@@ -30,9 +30,6 @@ class PretendedLink:
     def number(self, name: str) -> int:
         return next(number for number, site in self.sites.items() if site.name == name)
 
-    def expect(self, largest: int) -> None:
-        self.largest = largest
-
     def registered(self) -> frozenset[str] | None:
         return self.listed
 
@@ -42,7 +39,7 @@ class PretendedLink:
             for number in self.present
         }
 
-    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes, largest: int = 0) -> list[str]:
         names = []
         for number in nodes:
             names.append(f"message-{len(self.sent)}")
@@ -50,7 +47,7 @@ class PretendedLink:
             self.open[names[-1]] = (number, self.activations[number], note, payload)
         return names
 
-    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+    def receive(self, message: str) -> Reply | None:
         number, activation, note, payload = self.open[message]
         if number not in self.present:
             return Reply({}, failure="it is not connected", absent=True)

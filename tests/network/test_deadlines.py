@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError
 from fedsolve.network import roster
-from fedsolve.network.link import Reply
 from fedsolve.network.network_federation import NetworkFederation
 
 from .pretended import PretendedLink
@@ -23,17 +20,16 @@ class Trickling(PretendedLink):
     """A link whose site "north" keeps its heartbeat and never delivers the rest of what it announced."""
 
     what = "answer"
-    blocks = True
 
-    def receive(self, message, go_on):
+    def _trickles(self, message):
         number, _, note, _ = self.open[message]
-        if self.sites[number].name != "north" or note["ask"] != self.what:
-            return super().receive(message, go_on)
-        while go_on(1_000_000, 5_000_000):
-            if not self.blocks:
-                return None
-            time.sleep(0.001)
-        return Reply({}, failure="it left in the middle of its answer", absent=True)
+        return self.sites[number].name == "north" and note["ask"] == self.what
+
+    def receive(self, message):
+        return None if self._trickles(message) else super().receive(message)
+
+    def coming(self, message):
+        return (1_000_000, 5_000_000) if self._trickles(message) else None
 
 
 def federate(link, **options):
@@ -41,11 +37,9 @@ def federate(link, **options):
     return NetworkFederation(link, **{**settings, **options})
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-def test_patience_counts_while_an_answer_is_fetched(sites, blocks):
+def test_patience_counts_while_an_answer_is_fetched(sites):
     told = []
     link = Trickling(answerers(sites))
-    link.blocks = blocks
     federation = federate(link, tell=told.append)
     with pytest.raises(
         CohortError, match=r"north.*too late: 1\.0 of 5\.0 MB of its answer came within 0\.05 s"
@@ -61,11 +55,9 @@ def test_the_others_go_on_without_it(sites):
     assert "1.0 of 5.0 MB" in model.history[0].missing["north"]
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-def test_a_description_that_does_not_come_keeps_nobody_waiting(sites, monkeypatch, blocks):
+def test_a_description_that_does_not_come_keeps_nobody_waiting(sites, monkeypatch):
     monkeypatch.setattr(roster, "_DESCRIPTION", 0.01)
     link = Trickling(answerers(sites))
-    link.blocks = blocks
     link.what = "describe"
     with pytest.raises(CohortError, match="'north': it announced what it has and did not send it"):
         federate(link).describe()
@@ -98,6 +90,7 @@ def test_who_is_waited_for_can_be_seen_while_it_is(sites):
     after = {one.name: one for one in federation.standings()}
     assert "1.0 of 5.0 MB" in after["north"].why
     assert {one.state for name, one in after.items() if name != "north"} == {"answered"}
-    link.arrivals = lambda: dict.fromkeys(link.sites, (1, 1))  # what lies at the gate has come
-    federation._under_way.failed.clear(), federation._under_way.late.clear()
+    link.coming = lambda message: (1, 1)  # what lies at the gate has come
+    report = federation._under_way.report
+    report.failed.clear(), report.late.clear()
     assert {one.state for one in federation.standings()} == {"answered"}

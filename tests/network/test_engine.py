@@ -47,6 +47,11 @@ def federate(link: PretendedLink, **options) -> NetworkFederation:
     return NetworkFederation(link, **settings)
 
 
+def federated(link: PretendedLink, state: State, **options) -> NetworkFederation:
+    """A federation that goes on from what this folder says, and reports to it."""
+    return federate(link, begun=state.begun(), report=state.enter, **options)
+
+
 KEYS = [
     pytest.param(info.key, marks=[pytest.mark.slow] if info.key == "auto" else [])
     for info in registry.methods()
@@ -278,8 +283,8 @@ class Describing(PretendedLink):
     change: Mapping[str, object] = MappingProxyType({})
     damaged = None
 
-    def receive(self, message, go_on):
-        reply = super().receive(message, go_on)
+    def receive(self, message):
+        reply = super().receive(message)
         number, _, note, _ = self.open[message]
         if reply is None or self.sites[number].name != "north":
             return reply
@@ -518,8 +523,9 @@ def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
     def lose(name, note, payload):
         return None if name in silent else (note, payload)
 
-    def federation(spec, report):
-        return federate(link, missing="continue", min_clients=4, patience=0.2, spec=spec, report=report)
+    def train(*follow):
+        state, settings = State(tmp_path), {"missing": "continue", "min_clients": 4, "patience": 0.2}
+        return run_method(fs.Recipe(METHOD), federated(link, state, **settings), state, follow)
 
     def silence(record, expected):
         if record.exchange == 0:
@@ -527,13 +533,13 @@ def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
 
     link = PretendedLink(answerers(sites), lose)
     with pytest.raises(CohortError, match=r"exchange 1 .*3 of 4 participants answered, at least 4"):
-        run_method(fs.Recipe(METHOD), federation, State(tmp_path), [hears("advanced", silence)])
+        train(hears("advanced", silence))
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["status"] == "stopped"
     assert "at least 4" in report["why"]
     silent.clear()
     link = PretendedLink(answerers(sites), lose)  # every site started anew, too
-    model, _ = run_method(fs.Recipe(METHOD), federation, State(tmp_path))
+    model = train()
     assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
     assert [record.exchange for record in model.history] == [0, 1, 2]
     assert model.history[1].catch_up_bytes > 0
@@ -696,16 +702,16 @@ def kill(record, expected):
     [({"classes": range(12)}, "whose classes is"), ({"task": "regression"}, "whose task is classification")],
 )
 def test_a_run_goes_on_only_with_what_it_was_started_with(sites, tmp_path, options, words):
-    def federation(**options):
-        return lambda spec, report: federate(
-            PretendedLink(answerers(sites)), spec=spec, report=report, **options
-        )
+    def train(*follow, **options):
+        state = State(tmp_path)
+        federation = federated(PretendedLink(answerers(sites)), state, **options)
+        return run_method(fs.Recipe(METHOD), federation, state, follow)
 
     with pytest.raises(Killed):
-        run_method(fs.Recipe(METHOD), federation(), State(tmp_path), [hears("advanced", kill)])
+        train(hears("advanced", kill))
     with pytest.raises(ModelFileError, match=words):
-        run_method(fs.Recipe(METHOD), federation(**options), State(tmp_path))
-    run_method(fs.Recipe(METHOD), federation(), State(tmp_path))
+        train(**options)
+    train()
     assert finished(fs.Recipe(METHOD), State(tmp_path), CLASSES, clients=4) is not None
     with pytest.raises(ModelFileError, match=words):
         finished(fs.Recipe(METHOD), State(tmp_path), **{"classes": CLASSES, **options})
@@ -716,13 +722,9 @@ def test_a_run_goes_on_only_with_what_it_was_started_with(sites, tmp_path, optio
 def test_a_run_that_goes_on_is_the_same_one_for_the_sites(sites, tmp_path):
     runs = []
     for progress in (kill, lambda record, expected: None):
-        link = PretendedLink(answerers(sites))
-
-        def federation(spec, report, link=link):
-            return federate(link, spec=spec, report=report)
-
+        link, state = PretendedLink(answerers(sites)), State(tmp_path)
         with suppress(Killed):
-            run_method(fs.Recipe(METHOD), federation, State(tmp_path), [progress])
+            run_method(fs.Recipe(METHOD), federated(link, state), state, [progress])
         runs.append({note["run"] for _, note in link.sent})
     assert len(runs[0] | runs[1]) == 1
 
@@ -731,13 +733,10 @@ def test_sites_are_told_that_a_run_is_over_after_a_server_that_could_not(sites, 
     shown, state = [], State(tmp_path)
     link = PretendedLink(answerers(sites, show=shown.append))
 
-    def federation(spec, report):
-        return federate(link, spec=spec, report=report)
-
-    run_method(fs.Recipe(METHOD), federation, state)
+    run_method(fs.Recipe(METHOD), federated(link, state), state)
     assert not state.over.exists()
     link.present.discard(1)  # heard it, and left
-    say_over_late(federation, state, patience=0.05)
+    say_over_late(federated(link, state), state, patience=0.05)
     assert sum(event.over for event in shown) == 3
     assert state.over.exists()
 

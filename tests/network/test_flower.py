@@ -64,9 +64,8 @@ def _outside(request, monkeypatch):
 
 def reply(answer, largest=100):
     link = flower.GridLink(Grid(answer))
-    link.expect(largest)
-    (message,) = link.send([7], {"ask": "describe", "text": "\u00c4"}, b"abc")
-    return link.receive(message, lambda done, size: True)
+    (message,) = link.send([7], {"ask": "describe", "text": "\u00c4"}, b"abc", largest)
+    return link.receive(message)
 
 
 def answering(content=None, error=None):

@@ -119,8 +119,8 @@ def test_another_schema_is_refused_before_anything_is_sent(paths, server, south,
 
 def test_a_site_that_only_says_that_it_has_the_schema_is_not_taken_in(paths):
     class Silent(PretendedLink):
-        def receive(self, message, go_on):
-            reply = super().receive(message, go_on)
+        def receive(self, message):
+            reply = super().receive(message)
             return dataclasses.replace(reply, note={**reply.note, "schema": None})
 
     link = Silent([site(path) for path in paths])
@@ -139,9 +139,9 @@ def test_a_run_goes_on_only_with_its_schema(paths, tmp_path):
 
     def federated(schema):
         link = PretendedLink([site(path, schema) for path in paths])
-        return lambda spec, report: federate(link, schema=schema, spec=spec, report=report)
+        return federate(link, schema=schema, begun=state.begun(), report=state.enter)
 
-    model, _ = run_method(fs.Recipe(METHOD, SCHEMA), federated(SCHEMA), state)
+    model = run_method(fs.Recipe(METHOD, SCHEMA), federated(SCHEMA), state)
     again = finished(fs.Recipe(METHOD, SCHEMA), state, ["no", "yes"], schema=SCHEMA)
     assert same_bits(again, model)
     assert json.loads(state.report.read_text())["method"] == "afl"

@@ -208,7 +208,7 @@ def test_a_gate_that_dies_is_noticed(tmp_path):
         link._process.wait()
         calls = (
             link.nodes,
-            lambda: link.receive("message", lambda done, size: True),
+            lambda: link.receive("message"),
             lambda: link.send([1], {"ask": "tell"}, b""),
         )
         for call in calls:

@@ -76,7 +76,7 @@ def test_the_model_of_a_server_knows_the_backbone(tmp_path):
         OURS, address="onnx:other.onnx"
     )  # where it lies is each site's own affair
     link = PretendedLink([site("north", OURS), site("south", elsewhere)])
-    model, _ = run_method(fs.Recipe(fs.AFL(ridge=0.1)), lambda spec, heard: federate(link), State(tmp_path))
+    model = run_method(fs.Recipe(fs.AFL(ridge=0.1)), federate(link), State(tmp_path))
     assert model.schema == Schema(classes=(0, 1), extractor=OURS)
     assert fs.load_model(tmp_path / "model.safetensors").schema == model.schema
 
@@ -111,7 +111,7 @@ def test_a_diverged_run_over_the_network_has_exit_code_5(tmp_path, missing):
     link = PretendedLink([site("north", None, scale=1e20), site("south", None, scale=1e20)])
     method = FedAvg(rounds=4, rate=10.0)
     with pytest.raises(DivergenceError, match=r"loss of 'north' became.*Lower rate") as stopped:
-        run_method(fs.Recipe(method), lambda spec, heard: federate(link, missing=missing), State(tmp_path))
+        run_method(fs.Recipe(method), federate(link, missing=missing), State(tmp_path))
     assert _verdict(stopped.value)[1] == 5
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -129,7 +129,7 @@ def test_a_model_with_nan_is_not_saved_by_a_server(tmp_path, monkeypatch):
 
     monkeypatch.setattr(AFLRun, "model", spoilt)
     with pytest.raises(DivergenceError, match="not saved"):
-        run_method(fs.Recipe(method), lambda spec, heard: federate(link), State(tmp_path))
+        run_method(fs.Recipe(method), federate(link), State(tmp_path))
     assert not (tmp_path / "model.safetensors").exists()
 
 

@@ -116,11 +116,7 @@ def test_the_model_of_a_server_knows_the_columns(tmp_path, first):
     paths = [write(tmp_path / "north.csv"), write(tmp_path / "south.csv", seed=1)]
     link = PretendedLink(sorted(map(site, paths), key=lambda each: each.name != first))
     state = State(tmp_path / "state")
-    run_method(
-        fs.Recipe(fs.AFL(ridge=0.1)),
-        lambda spec, report: federate(link, spec=spec, report=report, patience=5.0),
-        state,
-    )
+    run_method(fs.Recipe(fs.AFL(ridge=0.1)), federate(link, patience=5.0), state)
     model = fs.load_model(state.model)
     assert (model.schema.label, model.schema.classes) == ("ill", (0, 1))
     table = read_table(paths[0], layout=ColumnLayout(label="ill"))
@@ -178,7 +174,7 @@ def test_a_resumed_run_knows_its_columns_before_the_first_site_is_back(tmp_path)
 
     def federated(*sites: Answerer):
         link = PretendedLink(sites)
-        return lambda spec, report: federate(link, clients=len(sites), spec=spec, report=report)
+        return federate(link, clients=len(sites), begun=state.begun(), report=state.enter)
 
     class Killed(BaseException):
         pass

@@ -90,20 +90,16 @@ def train(link: PretendedLink, state: Path, method: Any = METHOD, follow: Any = 
     """As `fedsolve server` does it."""
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "missing": "wait", **options}
 
-    def federate(spec: Any, report: Any) -> NetworkFederation:
-        return NetworkFederation(link, spec=spec, report=report, secure=True, **settings)
-
-    def around(federation: NetworkFederation, heard: Any) -> SecureFederation:
-        goes_on = settings["missing"] == "continue"
-        return SecureFederation(
-            federation,
-            missing="continue" if goes_on else "error",
-            changing=goes_on,
-            store=State(state).secure,
-            report=heard,
-        )
-
-    return run_method(fs.Recipe(method), federate, State(state), follow, around)
+    held, goes_on = State(state), settings["missing"] == "continue"
+    federation = NetworkFederation(link, begun=held.begun(), report=held.enter, secure=True, **settings)
+    engine = SecureFederation(
+        federation,
+        missing="continue" if goes_on else "error",
+        changing=goes_on,
+        store=held.secure,
+        report=held.enter,
+    )
+    return run_method(fs.Recipe(method), engine, held, follow), engine
 
 
 def drawn(state: Path) -> int:
@@ -279,12 +275,12 @@ def test_who_comes_late_is_not_taken_in_and_the_run_goes_on(sites: Sites, tmp_pa
 class Leaving(PretendedLink):
     """A link on which 'west' is gone when it is asked for its term."""
 
-    def receive(self, message: str, go_on: Any) -> Any:
+    def receive(self, message: str) -> Any:
         number, _, note, payload = self.open[message]
         asked = note.get("channel") == CHANNEL and read_letter(payload)[1]["message"] == "ask"
         if asked and self.sites[number].name == "west":
             self.present.discard(number)
-        return super().receive(message, go_on)
+        return super().receive(message)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -15,7 +15,7 @@ from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.options import command, option, required
 from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import RunOptions
-from fedsolve.cli.server import ExchangeNotes, federating, run_document, run_lines, secured
+from fedsolve.cli.server import ExchangeNotes, federated, run_document, run_lines, secured
 from fedsolve.cli.site_side import SITE, SiteDataOptions, SiteOptions, answerer
 from fedsolve.container import locked
 from fedsolve.data.targets import check_target
@@ -25,7 +25,6 @@ from fedsolve.network.security import registered
 
 if TYPE_CHECKING:
     from fedsolve.federation.recipe import Recipe
-    from fedsolve.network.network_federation import NetworkFederation
 
 
 @click.group(cls=ExamplesGroup)
@@ -98,14 +97,11 @@ def _go_on(
     model = finished(recipe, state, options.class_names(), options.kind, sites, options.rows)
     try:
         if model is None:
-
-            def same_run(federation: NetworkFederation) -> None:
-                federation.agreement.run = link.run
-
             # Whoever has not answered is waited for by people, not here.
-            federate = federating(options, output, link, sites, same_run, patience=0.0)
-            around = None if options.plain else secured(options, state, lasting=True)
-            model, _ = run_method(recipe, federate, state, [ExchangeNotes(output)], around)
+            federation = federated(options, output, link, sites, state, patience=0.0)
+            federation.agreement.run = link.run
+            engine = federation if options.plain else secured(options, federation, state, lasting=True)
+            model = run_method(recipe, engine, state, [ExchangeNotes(output)])
     except Awaited as waiting:
         requests = [
             {"file": str(path), "bytes": path.stat().st_size, "waiting_for": list(names)}

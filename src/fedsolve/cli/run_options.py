@@ -52,9 +52,8 @@ class RunOptions(KeyFolderOptions, MethodOptions):
             return read_schema(self.schema)
         from fedsolve.network.running import State
 
-        state = State(Path(self.state))
-        note = None if state.agreed() is None else state.noted("rows")
-        return None if note is None else Schema.from_note(note)
+        begun = State(Path(self.state)).begun()
+        return None if begun is None or begun["rows"] is None else Schema.from_note(begun["rows"])
 
     def class_names(self) -> list[Any] | None:
         named = named_classes(self.classes)

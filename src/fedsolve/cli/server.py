@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,11 +36,12 @@ from fedsolve.watching.board import Board
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
 if TYPE_CHECKING:
-    from fedsolve.federation.engine import Federation, Spec
+    from fedsolve.federation.engine import Federation
     from fedsolve.model import Model
     from fedsolve.network.network_federation import CohortReport, NetworkFederation
     from fedsolve.network.running import State
     from fedsolve.network.validity import Validity
+    from fedsolve.privacy import SecureFederation
 
 _NET = "The network"
 _SITES = "The sites"
@@ -150,9 +151,8 @@ def _run(
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
 
     require_network()
-    state, certificates = Path(options.state), _verify(options, output)
+    state, certificates = State(Path(options.state)), _verify(options, output)
     output.note(_PLAIN if options.plain else f"{_SECURE}. {_said_of_checks(options)}")
-    held = State(state)
     waiting: dict[str, Any] = {
         "missing": options.missing,
         "min_clients": options.min_clients,
@@ -161,31 +161,29 @@ def _run(
         "device": options.device,
     }
     model = finished(
-        recipe, held, options.class_names(), options.kind, options.clients, options.rows, options.evaluate
+        recipe, state, options.class_names(), options.kind, options.clients, options.rows, options.evaluate
     )
     if model is not None:
         board.complete()
-        output.note(f"{state} holds this run complete; choose another --state to train again")
-        if not held.over.exists():
+        output.note(f"{state.folder} holds this run complete; choose another --state to train again")
+        if not state.over.exists():
             output.note("the sites were not told yet; telling those that are there")
             with _linked(options, output) as link:
-                say_over_late(federating(options, output, link, options.clients, **waiting), held)
+                say_over_late(federated(options, output, link, options.clients, state, **waiting), state)
     else:
         board.gathering(not options.plain, certificates)
-        output.note(f"starting; logs are in {state}")
+        output.note(f"starting; logs are in {state.folder}")
         with _linked(options, output) as link:
-            if held.checkpoint.exists():
-                output.note(f"going on from {held.checkpoint}")
-            clients = options.clients
-            federate = federating(
-                options, output, link, clients, lambda f: board.sites_from(f.standings), **waiting
-            )
-            around = None if options.plain else secured(options, held)
+            if state.checkpoint.exists():
+                output.note(f"going on from {state.checkpoint}")
+            federation = federated(options, output, link, options.clients, state, **waiting)
+            board.sites_from(federation.standings)
+            engine = federation if options.plain else secured(options, federation, state)
             follow, score = [ExchangeNotes(output), board, tracked], _score if options.evaluate else None
-            model, engine = run_method(recipe, federate, held, follow, around, score)
-            say_over(engine.within, held)  # type: ignore[arg-type]
+            model = run_method(recipe, engine, state, follow, score)
+            say_over(federation, state)
             board.complete()
-    return run_document(options, recipe, model, held)
+    return run_document(options, recipe, model, state)
 
 
 def _score(engine: Federation, model: Model) -> dict[str, float]:
@@ -236,64 +234,53 @@ def run_document(options: RunOptions, recipe: Recipe[Any], model: Model, state: 
     }
 
 
-def federating(
-    options: RunOptions,
-    output: Output,
-    link: Any,
-    clients: int,
-    prepare: Callable[[NetworkFederation], None] = lambda federation: None,
-    **settings: Any,
-) -> Callable[[Spec | None, Callable[[CohortReport], None]], NetworkFederation]:
-    """What makes the federation over a link, as the options want it; missing sites are noted.
+def federated(
+    options: RunOptions, output: Output, link: Any, clients: int, state: State, **settings: Any
+) -> NetworkFederation:
+    """The federation over a link, as the options want it; missing sites are noted.
 
-    prepare: called with the federation. settings: of `NetworkFederation`, besides what the options say.
+    settings: of `NetworkFederation`, besides what the options say.
     """
     from fedsolve.network.network_federation import NetworkFederation
 
-    def federate(spec: Spec | None, report: Callable[[CohortReport], None]) -> NetworkFederation:
-        def heard(found: CohortReport) -> None:
-            report(found)
-            for name, why in found.missing.items():
-                text = f"exchange {found.exchange + 1}: without '{name}': {why}"
-                output.note(text, exchange=found.exchange + 1, site=name, why=why)
+    def heard(found: CohortReport) -> None:
+        state.enter(found)
+        for name, why in found.missing.items():
+            text = f"exchange {found.exchange + 1}: without '{name}': {why}"
+            output.note(text, exchange=found.exchange + 1, site=name, why=why)
 
-        federation = NetworkFederation(
-            link,
-            clients=clients,
-            classes=options.class_names(),
-            task=options.task if options.rows is None else options.kind,
-            schema=options.rows,
-            spec=spec,
-            secure=not options.plain,
-            report=heard,
-            tell=output.note,
-            **settings,
-        )
-        prepare(federation)
-        return federation
-
-    return federate
+    return NetworkFederation(
+        link,
+        clients=clients,
+        classes=options.class_names(),
+        task=options.task if options.rows is None else options.kind,
+        schema=options.rows,
+        begun=state.begun(),
+        secure=not options.plain,
+        report=heard,
+        tell=output.note,
+        **settings,
+    )
 
 
-def secured(options: RunOptions, held: Any, lasting: bool = False) -> Any:
+def secured(
+    options: RunOptions, federation: NetworkFederation, state: State, lasting: bool = False
+) -> SecureFederation:
     """Secure sums around the engine that carries messages; lasting: whether what sites reply stays there."""
     from fedsolve.privacy import SecureFederation
 
-    def around(federation: NetworkFederation, heard: Callable[[CohortReport], None]) -> SecureFederation:
-        goes_on = options.missing == "continue"
-        return SecureFederation(
-            federation,
-            colluders=options.colluders,
-            missing="continue" if goes_on else "error",
-            changing=goes_on,
-            verify=not options.unverified,
-            signatures=options.signatures,
-            store=held.secure,
-            lasting=lasting,
-            report=heard,
-        )
-
-    return around
+    goes_on = options.missing == "continue"
+    return SecureFederation(
+        federation,
+        colluders=options.colluders,
+        missing="continue" if goes_on else "error",
+        changing=goes_on,
+        verify=not options.unverified,
+        signatures=options.signatures,
+        store=state.secure,
+        lasting=lasting,
+        report=state.enter,
+    )
 
 
 def _said_of_checks(options: ServerOptions) -> str:

@@ -194,7 +194,6 @@ class CohortReport:
     failed: answered with a refusal or with something unusable. late: did not answer in time.
     absent: was not there. again: how often a member had to be asked again.
     bytes_up, catch_up_bytes: payloads; the latter is what members were sent besides that lacked model blocks.
-    coming: of answers that are being fetched, the bytes that are there and those of the whole.
     """
 
     exchange: int
@@ -209,7 +208,6 @@ class CohortReport:
     bytes_up: int = 0
     catch_up_bytes: int = 0
     seconds: float = 0.0
-    coming: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, request: Request, members: Container[str]) -> CohortReport:

@@ -23,6 +23,9 @@ from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
 
+PREFERS: Literal["bytes", "exchanges"] = "exchanges"
+"""What to save over a network where a method can choose."""
+
 _LONGEST_NAME = 200
 
 
@@ -37,19 +40,20 @@ class Agreement:
         self,
         task: Task | None,
         classes: Array | None = None,
-        spec: Spec | None = None,
         schema: Schema | None = None,
         secure: bool = False,
+        begun: Note | None = None,
     ) -> None:
         self.secure = secure
-        self.only: frozenset[str] | None = None
-        self.run = secrets.token_hex(8)
         self.task: Task = task or "classification"
         self._task_open = task is None
-        self.spec = spec
         self.schema = schema
-        self.columns: Note | None = None
-        self._declared = spec.classes if classes is None and spec is not None else classes
+        self.run: str = secrets.token_hex(8) if begun is None else begun["run"]
+        self.spec = None if begun is None else begun_spec(begun)
+        self.columns: Note | None = None if begun is None else begun["columns"]
+        sites = None if begun is None else begun["sites"]
+        self.only: frozenset[str] | None = None if sites is None else frozenset(sites)
+        self._declared = self.spec.classes if classes is None and self.spec is not None else classes
         self._described: dict[str, Note] = {}
 
     def note(self, ask: str) -> Note:
@@ -59,6 +63,20 @@ class Agreement:
     def classes_note(self) -> Any:
         """The class list as it is sent to sites; None while it is not known."""
         return labels_note(self._declared)
+
+    def saved(self) -> Note:
+        """What a run that goes on must know of its beginning (`begun`)."""
+        assert self.spec is not None
+        return {
+            "features": self.spec.features,
+            "classes": labels_note(self.spec.classes),
+            "outputs": self.spec.outputs,
+            "run": self.run,
+            "columns": self.columns,
+            "sites": None if self.only is None else sorted(self.only),
+            "schema": None if self.schema is None else self.schema.digest,
+            "rows": self.schema_note(),
+        }
 
     def asking(self, ask: str, **about: Any) -> Note:
         """The note of a message that sites answer with their rows: the classes and columns of the run."""
@@ -91,10 +109,10 @@ class Agreement:
         self._described.clear()
         return self.schema
 
-    def settle(self, names: Sequence[str], prefers: Literal["bytes", "exchanges"]) -> Spec:
+    def settle(self, names: Sequence[str]) -> Spec:
         """The spec: made from these sites' descriptions the first time, the same ever after."""
         if self.spec is None:
-            self.spec = self._made_of([self._described[name] for name in names], prefers)
+            self.spec = self._made_of([self._described[name] for name in names])
         if self.columns is None:
             self.columns = self._common_columns(names)
         return self.spec
@@ -113,11 +131,11 @@ class Agreement:
         lacking = [name for name, note in self._described.items() if note.get("columns") is None]
         return [] if len(lacking) == len(self._described) else sorted(lacking)
 
-    def _made_of(self, notes: Sequence[Note], prefers: Literal["bytes", "exchanges"]) -> Spec:
+    def _made_of(self, notes: Sequence[Note]) -> Spec:
         features = int(notes[0]["features"])
         if self.task == "regression":
             labels = () if self.schema is None else self.schema.labels
-            return Spec(features, None, int(notes[0]["targets"]), prefers, labels=labels)
+            return Spec(features, None, int(notes[0]["targets"]), PREFERS, labels=labels)
         if self._declared is None:
             lists = [labels_from_note(note["classes"]) for note in notes]
             found = class_list(None, [labels for labels in lists if labels is not None])
@@ -127,7 +145,7 @@ class Agreement:
                     "quantity? Say which: --classes or --task regression (classes= or task=)."
                 )
             self._declared = found
-        return Spec(features, self._declared, len(self._declared), prefers)
+        return Spec(features, self._declared, len(self._declared), PREFERS)
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site with this description does not fit in with the others; None if it does."""
@@ -197,6 +215,12 @@ class Agreement:
             if told.get("columns") is not None:
                 return columns_apart(name, note["columns"], f"'{other}'", told["columns"])
         return None
+
+
+def begun_spec(note: Note) -> Spec:
+    """The spec that a run agreed on before, from what was saved of it."""
+    labels = tuple((note["rows"] or {}).get("labels", ()))
+    return Spec(note["features"], labels_from_note(note["classes"]), note["outputs"], PREFERS, labels=labels)
 
 
 def unfit(name: str, note: Note) -> str | None:

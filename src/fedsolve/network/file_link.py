@@ -27,8 +27,8 @@ from fedsolve.errors import ModelFileError, TermError
 from fedsolve.network.certificates import load_certificate, load_key, verify_dates
 from fedsolve.network.ciphers import ec, exceptions, hashes, serialization, x509
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.link import GoOn, Node, Reply
-from fedsolve.network.parcels import LARGEST, Note
+from fedsolve.network.link import Link, Node, Reply
+from fedsolve.network.parcels import Note
 from fedsolve.network.security import registered
 
 _TOLD = "told"
@@ -115,7 +115,7 @@ class Awaited(Exception):
         return tuple(sorted({name for sites in self.requests.values() for name in sites}))
 
 
-class FileLink:
+class FileLink(Link):
     """The server's end: a folder with the run's mark, its requests and the answers that were brought.
 
     A run is for the sites that are registered when it begins, and as it begins, secure or not, it goes on.
@@ -128,8 +128,7 @@ class FileLink:
         self._key = load_key(keys.server_key)
         load_certificate(keys.server_certificate)  # says what is wrong with it
         self._certificate = container.read(keys.server_certificate).decode("ascii")
-        self._largest = LARGEST
-        self._sent: dict[str, None] = {}
+        self._sent: dict[str, int] = {}
         mark = self._mark(secure)
         self.run, self._members = str(mark["run"]), frozenset(mark["sites"])
         self._round = 1 + max(
@@ -159,10 +158,7 @@ class FileLink:
         there = sorted(self._members & self._sites.keys())
         return {number: Node(number, name=name) for number, name in enumerate(there, 1)}
 
-    def expect(self, largest: int) -> None:
-        self._largest = largest
-
-    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes, largest: int = 0) -> list[str]:
         if note["ask"] == "tell":  # people carry files; they are told by the command itself
             return [_TOLD] * len(nodes)
         there = self.nodes()
@@ -180,17 +176,17 @@ class FileLink:
             path = self.folder / f"request-{number}-{for_whom}{message[:_SHORT]}.fsq"
             container.write_atomically(path, envelope.seal(self._key))
         sent = [f"{message}/{name}" for name in names]
-        self._sent.update(dict.fromkeys(sent))
+        self._sent.update(dict.fromkeys(sent, largest))
         return sent
 
-    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+    def receive(self, message: str) -> Reply | None:
         if message == _TOLD:
             return Reply({})
         digest, name = message.split("/")
         path = self._answer(digest, name)
         if not path.exists():
             raise Awaited(self._unanswered())
-        size, most = path.stat().st_size, self._largest + _SLACK
+        size, most = path.stat().st_size, self._sent[message] + _SLACK
         if size > most:  # not read: it may be more than the memory holds
             return Reply({}, failure=f"{size:,} bytes; at most {most:,} are taken", damaged=True)
         answer = self._open(path)

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
-from fedsolve.network.link import GoOn, Node, Reply
+from fedsolve.network.link import Link, Node, Reply
 from fedsolve.network.parcels import Note, note_from, strange
 
 _MESSAGE_LIFE = 7 * 24 * 3600.0
@@ -46,28 +46,28 @@ def unpack(content: RecordDict) -> tuple[Note, Array]:
     return note, np.frombuffer(payload, dtype=np.uint8)
 
 
-class GridLink:
-    """The nodes of a Flower grid as a `Link`."""
+class GridLink(Link):
+    """The nodes of a Flower grid."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
-        self._largest: float = float("inf")
-
-    def registered(self) -> frozenset[str] | None:
-        return None
-
-    def expect(self, largest: int) -> None:
-        self._largest = largest
+        self._largest: dict[str, int] = {}
 
     def nodes(self) -> dict[int, Node]:
         return {int(node): Node(int(node)) for node in self._grid.get_node_ids()}
 
-    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes, largest: int = 0) -> list[str]:
         content, group = record(note, payload), str(note.get("exchange", ""))
         messages = [Message(content, node, "query", ttl=_MESSAGE_LIFE, group_id=group) for node in nodes]
-        return [str(name) for name in self._grid.push_messages(messages)]
+        sent = [str(name) for name in self._grid.push_messages(messages)]
+        self._largest.update(dict.fromkeys(sent, largest))
+        return sent
 
-    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+    def forget(self, messages: Sequence[str]) -> None:
+        for message in messages:
+            self._largest.pop(message, None)
+
+    def receive(self, message: str) -> Reply | None:
         messages = list(self._grid.pull_messages([message]))
         if not messages:
             return None
@@ -80,7 +80,7 @@ class GridLink:
             note, answer = unpack(messages[0].content)
         except TermError as problem:
             return Reply({}, failure=str(problem), damaged=True)
-        if len(answer) > self._largest:
-            why = f"{len(answer):,} bytes; at most {self._largest:,} are taken"
+        if len(answer) > (largest := self._largest[message]):
+            why = f"{len(answer):,} bytes; at most {largest:,} are taken"
             return Reply({}, failure=why, damaged=True)
         return Reply(note, answer)

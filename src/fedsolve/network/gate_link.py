@@ -7,19 +7,18 @@ import os
 import secrets
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsolve.errors import CohortError, TermError
-from fedsolve.network.link import GoOn, Node, Reply
-from fedsolve.network.parcels import LARGEST, Note, Parcel, read_parcel
+from fedsolve.network.link import Link, Node, Reply
+from fedsolve.network.parcels import Note, Parcel, read_parcel
 
 _WHOLE = (1, 1)
 _SLACK = 2 << 20
-"""Bytes of an answer's note. An answer to what is asked without bytes (a description) has no others."""
+"""Bytes of an answer's note."""
 
 
 @dataclass
@@ -28,14 +27,12 @@ class _Open:
 
     site: int
     file: str
-    question: int
-    lasting: bool
     progress: tuple[int, int] | None = None
     answer: tuple[str, str] | None = None
     why: str | None = None
 
 
-class GateLink:
+class GateLink(Link):
     """Sites behind the gate `process`, whose folder of messages and answers is `mail`.
 
     names: the sites that may take part; None where there is no list of them.
@@ -59,9 +56,6 @@ class GateLink:
         self._lock = threading.Lock()
         self._here: dict[int, Node] = {}
         self._open: dict[str, _Open] = {}
-        self._needed: Counter[str] = Counter()
-        self._allowed = LARGEST
-        self._question = 0
         threading.Thread(target=self._hear, daemon=True, name="fedsolve-gate").start()
 
     # -- what the engine needs -------------------------------------------------------------------
@@ -76,17 +70,7 @@ class GateLink:
             here = dict(self._here)
         return {number: node for number, node in here.items() if names is None or node.name in names}
 
-    def expect(self, largest: int) -> None:
-        """Take answers of so many bytes to what is sent from now on; what was asked long ago is forgotten."""
-        self._allowed = min(largest, LARGEST)
-        self._question += 1
-        # Two questions may be open at a time; those that no bytes go with are asked at any time.
-        last = self._question - 1
-        with self._lock:
-            past = [name for name, one in self._open.items() if not one.lasting and one.question < last]
-        self._forget(past)
-
-    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes, largest: int = 0) -> list[str]:
         parcel = Parcel.of(note, payload)
         digest = parcel.digest()
         file = f"to-{digest[:32]}"
@@ -94,14 +78,12 @@ class GateLink:
         messages = [secrets.token_hex(16) for _ in nodes]
         with self._lock:
             for message, number in zip(messages, nodes, strict=True):
-                self._open[message] = _Open(number, file, self._question, not payload)
-            self._needed[file] += len(nodes)
-        largest = _SLACK + (self._allowed if payload else 0)
-        about = {"file": file, "size": len(parcel), "digest": digest, "largest": largest}
+                self._open[message] = _Open(number, file)
+        about = {"file": file, "size": len(parcel), "digest": digest, "largest": _SLACK + largest}
         self._say({"do": "send", "messages": dict(zip(messages, nodes, strict=True)), **about})
         return messages
 
-    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+    def receive(self, message: str) -> Reply | None:
         self._check()
         with self._lock:
             asked = self._open.get(message)
@@ -115,18 +97,27 @@ class GateLink:
             reply = Reply({}, failure=asked.why, damaged=True)
         elif not here:
             reply = Reply({}, failure="it is not connected", absent=True)
-        elif asked.progress is not None and not go_on(*asked.progress):
-            reply = Reply({}, failure="it left in the middle of its answer", absent=True)
         if reply is not None:
-            self._forget([message])
+            self.forget([message])
         return reply
 
-    def arrivals(self) -> dict[int, tuple[int, int]]:
-        """By site, how much of the answer to what was asked last is there; asked from any thread."""
+    def coming(self, message: str) -> tuple[int, int] | None:
         with self._lock:
-            asked = [each for each in self._open.values() if each.question == self._question]
-        found = {each.site: each.progress for each in asked if each.progress is not None}
-        return found | {each.site: _WHOLE for each in asked if each.answer is not None}
+            asked = self._open.get(message)
+        return None if asked is None else _WHOLE if asked.answer is not None else asked.progress
+
+    def forget(self, messages: Sequence[str]) -> None:
+        """Let go of messages, and of files that no other message needs."""
+        with self._lock:
+            gone = {message: self._open.pop(message) for message in messages if message in self._open}
+            needed = {asked.file for asked in self._open.values()}
+        for asked in gone.values():
+            if asked.file not in needed:
+                (self._mail / asked.file).unlink(missing_ok=True)
+            if asked.answer is not None:
+                (self._mail / asked.answer[0]).unlink(missing_ok=True)
+        if unanswered := [message for message, asked in gone.items() if asked.answer is None]:
+            self._say({"do": "drop", "messages": unanswered})
 
     # -- files and pipes -------------------------------------------------------------------------
 
@@ -152,20 +143,6 @@ class GateLink:
             return Reply({}, failure=f"{path}: {problem.strerror or problem}", damaged=True)
         finally:
             path.unlink(missing_ok=True)
-
-    def _forget(self, messages: Sequence[str]) -> None:
-        """Let go of messages, and of files that no other message needs."""
-        with self._lock:
-            gone = {message: self._open.pop(message) for message in messages if message in self._open}
-            self._needed.subtract(asked.file for asked in gone.values())
-        for asked in gone.values():
-            if not self._needed[asked.file]:
-                del self._needed[asked.file]
-                (self._mail / asked.file).unlink(missing_ok=True)
-            if asked.answer is not None:
-                (self._mail / asked.answer[0]).unlink(missing_ok=True)
-        if unanswered := [message for message, asked in gone.items() if asked.answer is None]:
-            self._say({"do": "drop", "messages": unanswered})
 
     def _say(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -1,19 +1,13 @@
-"""What the engine needs of a network of nodes.
-
-`gate_link` is the network of `fedsolve server`, `file_link` one of files, `flower` that of `flwr run`.
-"""
+"""What the engine needs of a network of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from fedsolve.arrays import Array
 from fedsolve.network.parcels import Note
-
-GoOn = Callable[[int, int], bool]
-"""Asked while a part of an answer is there, with its bytes so far and in all; False gives it up."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +33,32 @@ class Reply:
     damaged: bool = False
 
 
-class Link(Protocol):
-    """What the engine needs of a network of nodes."""
+class Link(ABC):
+    """A network of nodes: `GateLink`, `FileLink` (files that people carry) or `GridLink` (Flower)."""
 
+    @abstractmethod
     def nodes(self) -> dict[int, Node]:
         """The nodes that are there now, by id."""
 
-    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
-        """Send the same message to nodes; the ids under which they answer."""
+    @abstractmethod
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes, largest: int = 0) -> list[str]:
+        """Send the same message to nodes; the ids under which they answer.
 
-    def receive(self, message: str, go_on: GoOn) -> Reply | None:
-        """The answer to a message, or None while there is none; absent where `go_on` gave it up."""
+        largest: the most bytes that an answer may have besides its note.
+        """
 
-    def expect(self, largest: int) -> None:
-        """Refuse answers of more bytes to what is asked from now on."""
+    @abstractmethod
+    def receive(self, message: str) -> Reply | None:
+        """The answer to a message, or None while there is none."""
+
+    def coming(self, message: str) -> tuple[int, int] | None:
+        """The bytes that are there of an answer on its way, and those of the whole; None where unknown."""
+        return None
+
+    def forget(self, messages: Sequence[str]) -> None:
+        """Nobody waits for these answers any more."""
+        return
 
     def registered(self) -> frozenset[str] | None:
         """The names of the sites that may take part; None where there is no list of them."""
-
-
-@runtime_checkable
-class TellsArrivals(Protocol):
-    """A network that knows how much of the answers that were not taken yet has come."""
-
-    def arrivals(self) -> dict[int, tuple[int, int]]:
-        """By node, the bytes of its answer that are there and those of the whole."""
+        return None

@@ -9,21 +9,30 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.backends.devices import resolve
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum, departed
+from fedsolve.federation.cohort import (
+    UNKNOWN,
+    Answer,
+    CohortReport,
+    Contradiction,
+    Missing,
+    RunningSum,
+    departed,
+)
+from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.labels import class_list
-from fedsolve.network.agreement import Agreement, Task
-from fedsolve.network.exchange import Exchange, Letters
-from fedsolve.network.expected import expected_layout, largest_matrix
-from fedsolve.network.link import Link, TellsArrivals
-from fedsolve.network.parcels import LARGEST
-from fedsolve.network.questions import REMOVED, Policy, Talk, deadline
+from fedsolve.network.agreement import PREFERS, Agreement, Task
+from fedsolve.network.expected import check_reply, expected_layout, largest_matrix, read_answer
+from fedsolve.network.link import Link
+from fedsolve.network.parcels import LARGEST, Note
+from fedsolve.network.questions import REMOVED, TRIES, Policy, Questions, Say, Waiting, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema
@@ -50,14 +59,14 @@ class NetworkFederation(Federation):
     grace:     seconds that a node which left in the middle of an exchange has to come back.
     interval:  seconds between two looks for an answer.
     schema:    what a row is, where sites read their tables by it; train with `fit(..., schema=schema)`.
-    spec:      what was agreed in an earlier part of this run, when it is resumed.
+    begun:     what was agreed in an earlier part of this run, when it is resumed (`running.State`).
     secure:    whether sites are asked for secure sums (by a `SecureFederation` around this one) and told so.
                Its members are those at the start: who comes later is not taken in.
 
-    agreement: what the run's sites have agreed on; a resumed run takes what was.
+    agreement: what the run's sites have agreed on.
     """
 
-    prefers: Literal["bytes", "exchanges"] = "exchanges"
+    prefers: Literal["bytes", "exchanges"] = PREFERS
 
     def __init__(
         self,
@@ -73,7 +82,7 @@ class NetworkFederation(Federation):
         grace: float = 5.0,
         interval: float = 0.05,
         schema: Schema | None = None,
-        spec: Spec | None = None,
+        begun: Note | None = None,
         device: str = "cpu",
         secure: bool = False,
         report: Callable[[CohortReport], None] | None = None,
@@ -96,14 +105,12 @@ class NetworkFederation(Federation):
         self._device = resolve(device)
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
-        self._announced: set[str] = set()
         self._announced_unknown = False
-        self._under_way: CohortReport | None = None
+        self._under_way: Questions | None = None
         self._link = link
-        self.agreement = Agreement(task, self.given, spec, schema, secure)
+        self.agreement = Agreement(task, self.given, schema, secure, begun)
         self._roster = Roster(link, self.agreement, interval, self._tell)
-        waiting = missing, patience, grace, interval
-        self._talk = Talk(link, self._roster, self.agreement, *waiting, self._tell_once)
+        self._waiting = Waiting(missing, patience, grace, interval)
 
     @property
     def schema(self) -> Schema | None:
@@ -112,15 +119,15 @@ class NetworkFederation(Federation):
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the members, sorted; with "continue" those that are there now."""
-        until = deadline(self._talk.patience)
+        until = deadline(self._waiting.patience)
         self._roster.look()
-        self._roster.admit(self._talk.interval)
+        self._roster.admit(self._waiting.interval)
         while True:
             present = self._roster.present()
             chosen = present if self.missing == "continue" else sorted(self._roster.members)
             if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
                 return tuple(chosen)
-            self._tell_once(
+            self._roster.tell_once(
                 f"waiting: {len(chosen)} of at least {self.min_clients} members are connected "
                 f"({', '.join(present) or 'none'})"
             )
@@ -128,7 +135,7 @@ class NetworkFederation(Federation):
                 there = f"{len(present)} of {len(self._roster.members)} members are connected"
                 needed = f"({', '.join(present) or 'none'}), at least {self.min_clients} needed."
                 raise CohortError(f"{there} {needed} Start them and resume.")
-            time.sleep(self._talk.interval)
+            time.sleep(self._waiting.interval)
             self._roster.look(0.5)
             self._roster.admit(0.0)
 
@@ -157,112 +164,139 @@ class NetworkFederation(Federation):
             if time.monotonic() > until:
                 came = f"{there} of {self.expected} clients came within {patience:g} s."
                 raise CohortError(f"{came} {self._roster.why_refused()}Start them and resume.")
-            time.sleep(self._talk.interval)
+            time.sleep(self._waiting.interval)
         members = sorted(self._roster.members)
         if self.agreement.secure and self.agreement.only is None:
             self.agreement.only = frozenset(members)
-        spec = self.agreement.settle(members, self.prefers)
-        return dataclasses.replace(spec, device=self._device)
+        return dataclasses.replace(self.agreement.settle(members), device=self._device)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in the order of names."""
         started = time.monotonic()
         if request.exchange == 0 and not self._roster.members:
             self.describe()
-        self._under_way = report = CohortReport.of(request, self._roster.members)
+        report = CohortReport.of(request, self._roster.members)
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
-        under_way = Exchange(self._talk, chain, report, started)
-        sums = self._sums(request, chain)  # and the largest answer, before anybody can give one
-        under_way.begin(known, request)
-        for name in known:
-            try:
-                answer = under_way.answer(name, sums)
-            except (Missing, TermError) as cause:
-                report.lose(name, cause)
-                goes_on = self.missing == "continue" or str(cause) == REMOVED
-                if goes_on and not isinstance(cause, Contradiction):
-                    continue
-                self._finish(report, started)
-                raise report.stopped(name, cause) from cause
-            sums.add(answer)
-            report.enter(answer)
-            del answer  # the next one takes its place
+        sums, largest = self._sums(request, chain)
+        with self._asking(report, f"exchange {request.exchange + 1}", started) as questions:
+            questions.ask(known, self._saying(request, largest))
+            for name in known:
+                try:
+                    answer = self._answer(questions, name, request, chain, sums, largest)
+                except (Missing, TermError) as cause:
+                    report.lose(name, cause)
+                    goes_on = self.missing == "continue" or str(cause) == REMOVED
+                    if goes_on and not isinstance(cause, Contradiction):
+                        continue
+                    self._finish(report, started)
+                    raise report.stopped(name, cause) from cause
+                sums.add(answer)
+                report.enter(answer)
+                del answer  # the next one takes its place
         self._finish(report, started)
         return report.total(sums, request, self.min_clients)
+
+    def _answer(
+        self, questions: Questions, name: str, request: Request, chain: Chain, sums: RunningSum, largest: int
+    ) -> Answer:
+        """A member's answer, ready to be added to `sums`; a member is sent the model blocks that it lacks."""
+        # Twice at most: that a node holds blocks of another run shows only when newer ones do not
+        # continue them; then it asks for everything. A restart may begin this anew.
+        for _ in range(2 * TRIES + 1):
+            found = questions.taken(name, partial(read_answer, name, request, self.agreement.run, sums))
+            if isinstance(found, Answer):
+                return found
+            request = request.starting_at(found.have, chain)
+            questions.report.catch_up_bytes += request.nbytes
+            questions.put(name, self._saying(request, largest))
+        raise Missing(
+            "failed", f"it still lacks model blocks from {request.position} on after being sent them"
+        )
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]:
         """The members' replies to letters, in the order of names."""
-        self._expect(largest, channel)
-        self._under_way = report = CohortReport(0, channel, tuple(sorted(letters)))
+        self._check_size(largest, channel)
+        report = CohortReport(0, channel, tuple(sorted(letters)))
+        note = self.agreement.asking("letter", channel=channel)
+        wanted = {"run": self.agreement.run, "channel": channel}
         known = [name for name in report.asked if name in self._roster.members]
-        under_way = Letters(self._talk, report, channel, {name: letters[name] for name in known})
-        for name in report.asked:
-            if name not in known:
-                yield name, Missing("absent", UNKNOWN)
-                continue
-            try:
-                reply = under_way.reply(name)
-            except (Missing, TermError) as cause:
-                report.lose(name, cause)
-                yield name, cause
-                continue
-            report.answered.append(name)
-            yield name, reply
+        alike: dict[int, list[str]] = {}
+        for name in known:
+            alike.setdefault(id(letters[name]), []).append(name)
+        with self._asking(report, channel) as questions:
+            for names in alike.values():
+                letter = letters[names[0]]
+                say = partial(self._roster.send, note=note, payload=letter, largest=largest)
+                questions.ask(names, say)
+            for name in report.asked:
+                try:
+                    if name not in known:
+                        raise Missing("absent", UNKNOWN)
+                    reply = questions.taken(name, partial(check_reply, name, wanted))
+                except (Missing, TermError) as cause:
+                    report.lose(name, cause)
+                    yield name, cause
+                    continue
+                report.answered.append(name)
+                yield name, reply.tobytes()
+
+    def _asking(self, report: CohortReport, where: str, started: float | None = None) -> Questions:
+        """Questions to members, which from now on are those under way."""
+        self._under_way = Questions(self._roster, self._waiting, report, where, started)
+        return self._under_way
+
+    def _saying(self, request: Request, largest: int) -> Say:
+        note = self.agreement.asking("answer", exchange=request.exchange)
+        return lambda names: self._roster.send(names, note, encode_request(request), largest)
 
     def standings(self) -> list[SiteStanding]:
         """How each member stands at this moment; may be asked from another thread."""
-        report, members = self._under_way, list(self._roster.members.values())
-        arrivals = self._link.arrivals() if isinstance(self._link, TellsArrivals) else {}
-        found = []
-        for member in sorted(members, key=lambda member: member.name):
+        questions, found = self._under_way, []
+        for member in sorted(self._roster.members.values(), key=lambda member: member.name):
             name, connected = member.name, member.online
-            done, size = arrivals.get(member.node.id) or (report and report.coming.get(name)) or (0, 0)
-            if report is None or name not in report.asked:
+            if questions is None or name not in questions.report.asked:
                 found.append(SiteStanding(name, connected))
-            elif name in (missing := report.missing):
-                found.append(SiteStanding(name, connected, "missing", missing[name]))
-            elif name in report.answered or 0 < done == size:
+                continue
+            done, size = questions.coming(name) or (0, 0)
+            if why := questions.report.missing.get(name):
+                found.append(SiteStanding(name, connected, "missing", why))
+            elif name in questions.report.answered or 0 < done == size:
                 found.append(SiteStanding(name, connected, "answered"))
             else:
                 found.append(SiteStanding(name, connected, "asked", "", done, size))
         return found
 
-    def _sums(self, request: Request, chain: Chain) -> RunningSum:
-        """An empty sum that knows which terms fit, where that can be known in advance."""
-        spec = self.agreement.spec
-        layout = expected_layout(request, chain, self.describe() if spec is None else spec)
-        if layout is None and not self._announced_unknown:
+    def _sums(self, request: Request, chain: Chain) -> tuple[RunningSum, int]:
+        """An empty sum that knows which terms fit, where that can be known in advance; the largest answer."""
+        spec = self.agreement.spec or self.describe()
+        layout = expected_layout(request, chain, spec)
+        if layout is not None:
+            largest = _SLACK + 8 * layout.numbers
+            self._check_size(largest, request.kind)
+            return RunningSum(layout), largest
+        if not self._announced_unknown:
             self._announced_unknown = True
             self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
-        known = 0 if layout is None else _SLACK + 8 * layout.numbers
-        self._expect(known or largest_matrix(chain, self.describe()), request.kind)
-        if layout is None:
-            self._link.expect(LARGEST)
-        return RunningSum(layout)
+        self._check_size(largest_matrix(chain, spec), request.kind)
+        return RunningSum(), LARGEST
 
-    def _expect(self, largest: int, what: str) -> None:
-        """Take answers of so many bytes; refused before anybody computes one that no message carries."""
+    def _check_size(self, largest: int, what: str) -> None:
+        """Refuse answers that no message carries, before anybody computes one."""
         if largest > LARGEST:
             raise DataError(
                 f"answers to '{what}' have up to {largest / 2**30:.1f} GiB; a message carries "
                 f"{LARGEST >> 30}. Choose a smaller width, or a plan with smaller answers (--plan lean)."
             )
-        self._link.expect(largest)
 
     def _finish(self, report: CohortReport, started: float) -> None:
         report.seconds = time.monotonic() - started
         self._report(report)
 
     def tell_all(self, message: str, over: bool = False) -> None:
-        self._roster.tell_all(message, over, self._talk.grace)
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._announced:
-            self._announced.add(text)
-            self._tell(text)
+        self._roster.tell_all(message, over, self._waiting.grace)
 
     def __repr__(self) -> str:
         return f"NetworkFederation({len(self._roster.members)} clients, missing={self.missing!r})"

@@ -1,22 +1,26 @@
-"""Questions to members on their way: sent, waited for, and sent again to whoever started anew meanwhile."""
+"""Questions to members on their way: sent, waited for, and sent again to whoever started anew meanwhile.
+
+All of them are safe to repeat.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from fedsolve import version
-from fedsolve.errors import TermError
+from fedsolve.errors import CohortError, TermError
 from fedsolve.federation.cohort import CohortReport, Missing
-from fedsolve.network.agreement import Agreement
-from fedsolve.network.link import Link, Reply
-from fedsolve.network.parcels import Note
-from fedsolve.network.roster import Roster
+from fedsolve.network.link import Reply
+from fedsolve.network.roster import Member, Roster
 
 Policy = Literal["wait", "continue", "error"]
 T = TypeVar("T")
+
+Say = Callable[[Sequence[str]], list[str]]
+"""Sends these members their question; gives the ids under which they answer."""
 
 REMOVED = "not registered any more"
 
@@ -25,7 +29,6 @@ TRIES = 3
 
 _LOST = 50
 """How often an answer may turn out not to be there: a network that breaks, not a site that never sends."""
-
 
 _TELL_EVERY = 10.0
 """Seconds between two words on how much of an answer is there."""
@@ -38,136 +41,141 @@ def deadline(patience: float | None, started: float | None = None) -> float:
     return (time.monotonic() if started is None else started) + patience
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """How long is waited, and for whom (see `NetworkFederation`)."""
+
+    missing: Policy
+    patience: float | None
+    grace: float
+    interval: float
+
+
 @dataclass
 class _Asked:
     """An open question to a member: `message` is None while it cannot be reached, `since` that time.
 
-    came: how much of an answer that is on its way is there; told: when people were told so last.
+    told: when people were last told how much of the answer is there.
     """
 
+    say: Say
     message: str | None
     activation: str
     since: float = 0.0
     tries: int = 1
     lost: int = 0
-    came: str = ""
     told: float = 0.0
 
 
-@dataclass(frozen=True)
-class Talk:
-    """Between whom questions go, what they have agreed on, and how long is waited (`NetworkFederation`)."""
-
-    link: Link
-    roster: Roster
-    agreement: Agreement
-    missing: Policy
-    patience: float | None
-    grace: float
-    interval: float
-    tell_once: Callable[[str], None]
-
-
 class Questions:
-    """Open questions to members, by name, until the answer of each is taken.
+    """Open questions to members, by name, until the answer of each is taken; a context.
 
     report:  where it is noted who was asked again; who is missing or has answered is not asked any more.
     where:   what people are told that is being waited for.
     started: when patience begins; now when None.
     """
 
-    def __init__(self, talk: Talk, report: CohortReport, where: str, started: float | None = None) -> None:
-        self._talk, self._roster, self._agreement = talk, talk.roster, talk.agreement
-        self._report, self._where = report, where
-        self._deadline = deadline(talk.patience, started)
+    def __init__(
+        self,
+        roster: Roster,
+        waiting: Waiting,
+        report: CohortReport,
+        where: str,
+        started: float | None = None,
+    ) -> None:
+        self.report = report
+        self._roster, self._waiting, self._where = roster, waiting, where
+        self._deadline = deadline(waiting.patience, started)
         self._asked: dict[str, _Asked] = {}
 
-    def _send(self, names: Sequence[str]) -> list[str]:
-        """Send these members what they are asked now; the ids under which they answer."""
-        raise NotImplementedError
+    def __enter__(self) -> Questions:
+        return self
 
-    def ask(self, names: Sequence[str]) -> None:
-        """Send the question to all of these that are there; the others are asked when they come."""
+    def __exit__(self, *_: object) -> None:
+        with suppress(CohortError):  # a network that has ended forgets by itself
+            self._roster.link.forget([each.message for each in self._asked.values() if each.message])
+
+    def ask(self, names: Sequence[str], say: Say) -> None:
+        """Ask all of these that are there; the others are asked when they come."""
         self._roster.look()
         members = self._roster.members
         there = [name for name in names if name in members and members[name].online]
-        messages = dict(zip(there, self._send(there) if there else [], strict=True))
+        messages = dict(zip(there, say(there) if there else [], strict=True))
         for name in names:
             activation = members[name].node.activation if name in members else ""
-            self._asked[name] = _Asked(messages.get(name), activation)
+            self._asked[name] = _Asked(say, messages.get(name), activation)
 
-    def put(self, name: str) -> None:
-        """Send a member its question as it is now."""
+    def put(self, name: str, say: Say) -> None:
+        """Ask a member this in place of what it was asked."""
         asked = self._asked[name]
-        asked.message = self._send([name])[0]
+        if asked.message is not None:
+            self._roster.link.forget([asked.message])
+        asked.say = say
+        (asked.message,) = say([name])
         asked.activation = self._roster.members[name].node.activation
+
+    def coming(self, name: str) -> tuple[int, int] | None:
+        """The bytes that are there of this member's answer, and those of the whole; from any thread."""
+        asked = self._asked.get(name)
+        if asked is None or asked.message is None:
+            return None
+        return self._roster.link.coming(asked.message)
 
     def taken(self, name: str, read: Callable[[Reply], T]) -> T:
         """What `read` makes of this member's reply; raises `Missing`, or what is wrong with it.
 
         A reply that `read` refuses with a `TermError` is asked for again, a few times.
         """
-        mine = self._asked[name]
-        began = time.monotonic()
+        asked, began = self._asked[name], time.monotonic()
         while True:
             member = self._roster.members.get(name)
             if member is None:
                 raise Missing("absent", REMOVED)
-            reply = None
-            if mine.message is not None:
-                reply = self._talk.link.receive(
-                    mine.message, lambda done, size: self._delivers(name, mine, done, size)
-                )
+            reply = None if asked.message is None else self._roster.link.receive(asked.message)
             if reply is not None and reply.absent:
-                mine.message, mine.since, reply = None, time.monotonic(), None
+                asked.message, asked.since = None, time.monotonic()
                 member.online = False  # until the next look
-                mine.lost += 1
-                if mine.lost > _LOST:
-                    raise Missing("failed", f"its answer was lost {mine.lost} times on the way")
-            if reply is not None:
+                asked.lost += 1
+                if asked.lost > _LOST:
+                    raise Missing("failed", f"its answer was lost {asked.lost} times on the way")
+            elif reply is not None:
                 try:
                     return read(reply)
                 except TermError:
-                    if mine.tries >= TRIES:
+                    if asked.tries >= TRIES:
                         raise
-                    mine.tries += 1
+                    asked.tries += 1
                     self._ask_again(name)
                     continue
-            if time.monotonic() > self._deadline:
-                waited = f"within {self._talk.patience:g} s"
-                if mine.came:
-                    raise Missing("late", f"too late: {mine.came} of its answer came {waited}")
-                if member.online:
-                    raise Missing("late", f"too late: no answer {waited}")
-                raise Missing("absent", f"not connected {waited}")
-            self._roster.look(0.5)
-            self._roster.admit(0.0)  # one that comes back may be another node
-            settled = {*self._report.missing, *self._report.answered}
-            for other in self._asked:
-                if other not in settled:
-                    self._follow(other)
-            if time.monotonic() - began > self._talk.grace:
-                state = "it has not answered yet" if member.online else "it is not connected"
-                self._talk.tell_once(f"{self._where}: waiting for '{name}': {state}")
-            gone = mine.message is None and time.monotonic() - mine.since > self._talk.grace
-            if gone and self._talk.missing != "wait":
-                raise Missing("absent", "not connected")
-            time.sleep(self._talk.interval)
+            self._wait(asked, member, began)
 
-    def _delivers(self, name: str, asked: _Asked, done: int, size: int) -> bool:
-        """Whether to go on fetching an answer of which so many bytes are there: patience counts here too."""
-        asked.came = f"{done / 1e6:.1f} of {size / 1e6:.1f} MB"
-        self._report.coming[name] = (done, size)
-        now = time.monotonic()
-        if now - asked.told > _TELL_EVERY:
+    def _wait(self, asked: _Asked, member: Member, began: float) -> None:
+        """Wait a moment for this member's answer; raises `Missing` when the time for it is over."""
+        now, name, waiting = time.monotonic(), member.name, self._waiting
+        done, size = self.coming(name) or (0, 0)
+        came = f"{done / 1e6:.1f} of {size / 1e6:.1f} MB" if done < size else ""
+        if now > self._deadline:
+            waited = f"within {waiting.patience:g} s"
+            if came:
+                raise Missing("late", f"too late: {came} of its answer came {waited}")
+            if member.online:
+                raise Missing("late", f"too late: no answer {waited}")
+            raise Missing("absent", f"not connected {waited}")
+        if came and now - asked.told > _TELL_EVERY:
             asked.told = now
-            self._talk.tell_once(f"{self._where}: waiting for '{name}': {asked.came}")
-        return now <= self._deadline and self._same(name, asked)
-
-    def _same(self, name: str, asked: _Asked) -> bool:
+            self._roster.tell_once(f"{self._where}: waiting for '{name}': {came}")
         self._roster.look(0.5)
-        member = self._roster.members.get(name)
-        return member is not None and member.online and member.node.activation == asked.activation
+        self._roster.admit(0.0)  # one that comes back may be another node
+        settled = {*self.report.missing, *self.report.answered}
+        for other in self._asked:
+            if other not in settled:
+                self._follow(other)
+        if now - began > waiting.grace:
+            state = "it has not answered yet" if member.online else "it is not connected"
+            self._roster.tell_once(f"{self._where}: waiting for '{name}': {state}")
+        if asked.message is None and now - asked.since > waiting.grace and waiting.missing != "wait":
+            raise Missing("absent", "not connected")
+        time.sleep(waiting.interval)
 
     def _follow(self, name: str) -> None:
         """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
@@ -178,21 +186,5 @@ class Questions:
             self._ask_again(name)
 
     def _ask_again(self, name: str) -> None:
-        self.put(name)
-        self._report.again[name] = self._report.again.get(name, 0) + 1
-
-
-def check_reply(name: str, reply: Reply, wanted: Note) -> None:
-    """Refuse a reply that cannot be read, is a refusal, or says otherwise than `wanted` what it is about."""
-    if reply.damaged:
-        raise TermError(f"the answer of '{name}' cannot be read: {reply.failure}")
-    if reply.failure is not None:
-        raise Missing("failed", str(reply.failure))
-    note = reply.note
-    if note.get("fedsolve") != version.PROTOCOL:
-        raise Missing("failed", f"it speaks protocol {note.get('fedsolve')}, the server {version.PROTOCOL}")
-    if not note.get("ok"):
-        raise Missing("failed", f"{note.get('error')}: {note.get('message')}")
-    for part, value in wanted.items():
-        if note.get(part) != value:
-            raise TermError(f"'{name}' answered {part} {note.get(part)!r}, asked was {value!r}.")
+        self.put(name, self._asked[name].say)
+        self.report.again[name] = self.report.again.get(name, 0) + 1

@@ -39,15 +39,6 @@ class _Stranger:
     double: str = ""
     announced: float = math.inf
 
-    def may_come(self, done: int = 0, size: int = 0) -> bool:
-        """Whether a description, a part of which is there, may still come."""
-        self.announced = min(self.announced, time.monotonic())
-        return not self.late
-
-    @property
-    def late(self) -> bool:
-        return time.monotonic() - self.announced >= _DESCRIPTION
-
 
 class Roster:
     """The members of a run, by name, and the nodes that are asked about or were refused."""
@@ -56,7 +47,9 @@ class Roster:
         self, link: Link, agreement: Agreement, interval: float, tell: Callable[[str], None]
     ) -> None:
         self.members: dict[str, Member] = {}
-        self._link, self._agreement, self._interval, self._tell = link, agreement, interval, tell
+        self.link, self.agreement = link, agreement
+        self._interval, self._tell = interval, tell
+        self._told: set[str] = set()
         self._strangers: dict[int, _Stranger] = {}
         self._looked = 0.0
 
@@ -76,11 +69,11 @@ class Roster:
         if time.monotonic() - self._looked < every:
             return
         self._looked = time.monotonic()
-        nodes = self._link.nodes()
-        registered = self._link.registered()
+        nodes = self.link.nodes()
+        registered = self.link.registered()
         for name in [] if registered is None else sorted(self.members.keys() - registered):
             del self.members[name]
-            self._agreement.forget(name)
+            self.agreement.forget(name)
             self._tell(f"'{name}' is not registered any more; the run goes on without it")
         for member in self.members.values():
             member.online = member.node.id in nodes
@@ -97,27 +90,30 @@ class Roster:
                 self._strangers[node.id] = _Stranger(node.activation, self._ask_about(node))
 
     def _ask_about(self, node: Node) -> str:
-        agreed = self._agreement
+        agreed = self.agreement
         note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
         note |= {"schema": agreed.schema_note(), "secure": agreed.secure}
-        return self._sent([node.id], note, b"")[0]
+        return self._sent([node.id], note)[0]
 
     def admit(self, seconds: float) -> None:
         """Take in the nodes that have said what they have; wait `seconds` at most for those asked."""
         until = time.monotonic() + seconds
         while waiting := [(number, each) for number, each in self._strangers.items() if each.message]:
-            nodes = self._link.nodes()
+            nodes = self.link.nodes()
             for number, asked in waiting:
-                reply = self._link.receive(asked.message, asked.may_come)
+                reply = self.link.receive(asked.message)
+                node = nodes.get(number) or Node(number, asked.activation)
                 if reply is None:
+                    if self.link.coming(asked.message) is not None:
+                        asked.announced = min(asked.announced, time.monotonic())
+                    if time.monotonic() - asked.announced >= _DESCRIPTION:
+                        self.link.forget([asked.message])
+                        name = node.name or str(number)
+                        self._refuse(node, name, "it announced what it has and did not send it.")
                     continue
                 del self._strangers[number]
-                node = nodes.get(number)
                 if not reply.absent:
-                    self._take_in(node or Node(number, asked.activation), reply)
-                elif node is not None and asked.late:
-                    name = node.name or str(number)
-                    self._refuse(node, name, "it announced what it has and did not send it.")
+                    self._take_in(node, reply)
             if time.monotonic() >= until:
                 return
             time.sleep(self._interval)
@@ -134,14 +130,14 @@ class Roster:
                 # A name that another site has now is free when that one leaves; all else waiting cannot mend.
                 double = name in self.members and self.members[name].online
                 told = {"message": f"refused: {why}", "barred": not double}
-                self._link.send([node.id], self._agreement.note("tell") | told, b"")
+                self.link.send([node.id], self.agreement.note("tell") | told, b"")
         if why is not None:
             self._refuse(node, name, why)
             return
         self.members[name] = Member(name, node)
-        self._agreement.take(name, reply.note)
+        self.agreement.take(name, reply.note)
         self._tell(f"'{name}' is there")
-        if unnamed := self._agreement.unnamed():
+        if unnamed := self.agreement.unnamed():
             self._tell(
                 f"no names of columns from {', '.join(map(repr, unnamed))}: whether they are those of the "
                 "others, in the same order, is for people to check"
@@ -156,16 +152,21 @@ class Roster:
         why = unfit(name, note)
         if why is None and name in self.members and self.members[name].online:
             why = f"two sites are called '{name}'; names must differ."
-        return why or self._agreement.misfit(name, note)
+        return why or self.agreement.misfit(name, note)
 
     # -- messages --------------------------------------------------------------------------------
 
-    def send(self, names: Sequence[str], note: Note, payload: bytes) -> list[str]:
-        """Send the same message to members; the ids under which they answer."""
-        return self._sent([self.members[name].node.id for name in names], note, payload)
+    def tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
-    def _sent(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
-        messages = self._link.send(nodes, note, payload)
+    def send(self, names: Sequence[str], note: Note, payload: bytes, largest: int) -> list[str]:
+        """Send the same message to members; the ids under which they answer (see `Link.send`)."""
+        return self._sent([self.members[name].node.id for name in names], note, payload, largest)
+
+    def _sent(self, nodes: Sequence[int], note: Note, payload: bytes = b"", largest: int = 0) -> list[str]:
+        messages = self.link.send(nodes, note, payload, largest)
         if (taken := sum(map(bool, messages))) != len(nodes):
             raise CohortError(f"the network took {taken} of {len(nodes)} messages; its log says why. Resume.")
         return messages
@@ -175,11 +176,11 @@ class Roster:
         self.look()
         online = [member.node.id for member in self.members.values() if member.online]
         if online:
-            note = self._agreement.note("tell") | {"message": message, "over": over}
-            for number, name in zip(online, self._link.send(online, note, b""), strict=True):
+            note = self.agreement.note("tell") | {"message": message, "over": over}
+            for number, name in zip(online, self.link.send(online, note, b""), strict=True):
                 # Nobody need have heard it, but whoever is there now has a moment to take it.
                 until = time.monotonic() + seconds
-                while self._link.receive(name, lambda done, size: False) is None and time.monotonic() < until:
-                    if number not in self._link.nodes():
+                while self.link.receive(name) is None and time.monotonic() < until:
+                    if number not in self.link.nodes():
                         break
                     time.sleep(self._interval)

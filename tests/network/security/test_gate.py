@@ -53,22 +53,18 @@ def north(keys: Keys) -> Caller:
     return Caller(keys, "north")
 
 
-def empty(_: int, __: int) -> bool:
-    return True
-
-
 def received(deployment: Deployment, message: str) -> Any:
     """The reply to a message, as soon as it is there."""
     end = time.monotonic() + 20
-    while (reply := deployment.link.receive(message, empty)) is None:
+    while (reply := deployment.link.receive(message)) is None:
         assert time.monotonic() < end
         time.sleep(0.02)
     return reply
 
 
-def asked(deployment: Deployment, client: GateClient, name: str = "north") -> str:
+def asked(deployment: Deployment, client: GateClient, name: str = "north", largest: int = LARGEST) -> str:
     """A message that a site was sent and has."""
-    (message,) = deployment.link.send([deployment.node(name).id], NOTE, b"x")
+    (message,) = deployment.link.send([deployment.node(name).id], NOTE, b"x", largest)
     found = client.pull([], 1 << 20)
     assert found is not None
     assert found[0] == message
@@ -105,13 +101,12 @@ def test_a_message_waits_until_it_is_answered_or_dropped(deployment: Deployment,
     found = client.pull([first], 1000)
     assert found is not None
     assert found[0] == second
-    deployment.link.expect(100)
-    deployment.link.expect(100)  # two questions later nobody waits for these any more
+    deployment.link.forget([first, second])
     assert client.pull([first, second], 1000) is None
     assert client.dropped == {first, second}
     with pytest.raises(Refused, match="not wanted any more"):
         client.answer(first, Parcel.of({}))
-    assert deployment.link.receive(second, empty).absent
+    assert deployment.link.receive(second).absent
     client.leave()
 
 
@@ -120,11 +115,7 @@ def test_an_answer_larger_than_the_server_takes_is_refused_at_both_ends(
 ) -> None:
     client = north.client(deployment.gate)
     client.hello()
-    deployment.link.expect(1000)
-    try:
-        message = asked(deployment, client)
-    finally:
-        deployment.link.expect(1 << 30)
+    message = asked(deployment, client, largest=1000)
     # Its body is not read: the connection may break before the site has heard why.
     with pytest.raises((Refused, httpx.HTTPError)):
         client.answer(message, Parcel.of({}, bytes(4 << 20)))
@@ -140,21 +131,17 @@ def test_an_answer_that_trickles_is_told_of_and_can_be_given_up(
 ) -> None:
     client = north.client(deployment.gate)
     client.hello()
-    message, size, seen = asked(deployment, client), 5_000_000, []
+    message, size = asked(deployment, client), 5_000_000
     with north.stream(deployment.gate) as stream:
         stream.sendall(north.head(f"{ANSWER}{message}", size) + bytes(1_000_000))
 
-        def go_on(done: int, size: int) -> bool:
-            seen.append((done, size))
-            return False
-
         end = time.monotonic() + 20
-        while (reply := deployment.link.receive(message, go_on)) is None:
+        while (seen := deployment.link.coming(message)) is None:
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert reply.absent
-        assert 0 < seen[0][0] <= 1_000_000
-        assert seen[0][1] == size
+        assert 0 < seen[0] <= 1_000_000
+        assert seen[1] == size
+        deployment.link.forget([message])
         time.sleep(0.2)
         # The rest is not read: the connection may break before the site has heard why.
         with suppress(ConnectionError, ssl.SSLError):
@@ -186,19 +173,16 @@ def test_a_letter_larger_than_its_kind_allows_costs_no_memory(deployment: Deploy
     client.hello()
     letter = Parcel.of({"ok": True}, bytes(64 << 20))
     try:
-        deployment.link.expect(1 << 16)
-        message = asked(deployment, client)
+        message = asked(deployment, client, largest=1 << 16)
         with pytest.raises(Refused):
             client.answer(message, letter)
         reply = received(deployment, message)
         assert "bytes in one call; at most 2,162,688 are taken" in str(reply.failure)
         assert not reply.payload
-        deployment.link.expect(1 << 40)  # without the rule it is taken
-        message = asked(deployment, client)
+        message = asked(deployment, client, largest=1 << 40)  # without the rule it is taken
         client.answer(message, letter)
         assert len(received(deployment, message).payload) == 64 << 20
     finally:
-        deployment.link.expect(LARGEST)
         client.leave()
 
 
@@ -328,7 +312,7 @@ def test_a_registered_site_cannot_act_for_another(deployment: Deployment, keys: 
     message = asked(deployment, south, "south")
     with pytest.raises(Refused, match="not wanted any more"):
         north.answer(message, Parcel.of({}))
-    assert deployment.link.receive(message, empty) is None
+    assert deployment.link.receive(message) is None
     for client in (north, south):
         client.leave()
 
