@@ -316,7 +316,7 @@ def _world(folder: Path) -> None:
     for name, keys in own.items():
         security.create_client(keys, name)
         shutil.copy(server.authority, keys.authority)
-        security.register(server, keys.client_public_key(name))
+        server.registered.add(keys.client_public_key(name))
     for keys in own.values():
         pages = [str(other.client_public_key(name)) for name, other in own.items()]
         line = ["keys", "roster", *pages, "--keys", str(keys.folder)]

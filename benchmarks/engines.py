@@ -32,7 +32,6 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.network import CLASSES, free_port, process, site_keys
 from benchmarks.sites import memory
-from fedsolve.network import security
 from fedsolve.network.keyfolder import Keys
 
 ROWS, FEATURES, LAYERS = 200, 32, 3
@@ -65,7 +64,7 @@ def prepared(sites: int, folder: Path) -> tuple[Keys, list[str]]:
     """Keys, a roster and a file of rows for each site; the names of sites."""
     keys = Keys(site_keys(folder, sites))
     for site in range(sites):
-        security.know(keys, keys.client_public_key(f"site-{site}"))
+        keys.roster.add(keys.client_public_key(f"site-{site}"))
     x, y, owners = rows(sites)
     for site in range(sites):
         np.savez(folder / f"site-{site}.npz", x=x[owners == site], y=y[owners == site])

@@ -72,7 +72,7 @@ def site_keys(folder: Path, nodes: int) -> Path:
     certificates.create_authority(keys, ["localhost"])
     for number in range(nodes):
         security.create_client(keys, f"site-{number}")
-        security.register(keys, keys.client_public_key(f"site-{number}"))
+        keys.registered.add(keys.client_public_key(f"site-{number}"))
     return keys.folder
 
 

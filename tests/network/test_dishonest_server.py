@@ -14,7 +14,6 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.federation.folds import Part
-from fedsolve.network import security
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.service import serving
@@ -42,7 +41,7 @@ def shown(columns: Any, rows: Any) -> set[int]:
 def started(nodes: Nodes, address: str, policy: str) -> None:
     """All sites, each with this policy."""
     for name in NAMES:
-        security.know(nodes.keys, nodes.keys.client_public_key(name))
+        nodes.keys.roster.add(nodes.keys.client_public_key(name))
         file = nodes.state(name) / "policy.toml"
         file.write_text(policy)
         words = ["client", "--server", address, "--keys", str(nodes.keys.folder), "--name", name]

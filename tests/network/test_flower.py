@@ -25,7 +25,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedsolve.container import locked
-from fedsolve.network import flower, security
+from fedsolve.network import flower
 from fedsolve.network.keyfolder import Keys
 from fedsolve.privacy import SecureFederation
 
@@ -161,7 +161,7 @@ def test_secure_sums_over_flower_survive_a_killed_node_and_superlink(
         own = Keys(tmp_path / f"keys-{name}")
         shutil.copytree(keys.folder, own.folder)
         for other in others:
-            security.know(own, other)
+            own.roster.add(other)
         np.savez(
             tmp_path / f"{name}.npz",
             x=sites.data.features[sites.rows(name)],

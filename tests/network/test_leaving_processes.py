@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.network import security
 from tests.command import document, refused
 from tests.command import fedsolve as run
 from tests.network.security.keyring import keys_for
@@ -32,7 +31,7 @@ def place(tmp_path: Path) -> Path:
         np.savez(tmp_path / f"{name}.npz", X=rows, y=labels)
     keys = keys_for(tmp_path / "keys", NAMES)
     for name in NAMES:
-        security.know(keys, keys.client_public_key(name))
+        keys.roster.add(keys.client_public_key(name))
     return tmp_path
 
 

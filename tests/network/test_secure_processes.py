@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fedsolve as fs
-from fedsolve.network import security
 from fedsolve.network.keyfolder import Keys
 from fedsolve.privacy import SecureFederation
 from tests.network.security.processes import free_port, running
@@ -40,7 +39,7 @@ def test_kill_9_of_server_and_sites_gives_the_same_model(
     nodes: Nodes, sites: Sites, keys: Keys, tmp_path: Path
 ) -> None:
     for name in NAMES:
-        security.know(keys, keys.client_public_key(name))
+        keys.roster.add(keys.client_public_key(name))
     address, state, log = f"127.0.0.1:{free_port()}", tmp_path / "state", tmp_path / "server.log"
     line = fedsolve("server", "--listen", address, "--keys", keys.folder, "--clients", 4, "--state", state)
     line += ["--classes", LIST, "--layers", "8", "--width", "56"]

@@ -230,7 +230,7 @@ def test_another_server_on_the_same_port_is_not_taken_for_this_one(tmp_path):
 
 def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeypatch):
     told, listed = [], ["north"]
-    monkeypatch.setattr("fedsolve.network.security.registered", lambda keys: dict.fromkeys(listed))
+    monkeypatch.setattr("fedsolve.network.keyfolder.SiteList.sites", lambda self: dict.fromkeys(listed))
     with pytest.raises(ModelFileError, match="registered sites"):
         site_names(Keys(tmp_path), told.append)
     (tmp_path / "registered").write_text("first")

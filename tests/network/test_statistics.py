@@ -11,7 +11,6 @@ import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import fedsolve as fs
-from fedsolve.network import security
 from tests.command import document
 from tests.network.security.keyring import keys_for
 from tests.network.security.processes import free_port, running
@@ -55,7 +54,7 @@ def test_processes_with_secure_sums_give_the_pooled_regression(
 ) -> None:
     keys = keys_for(tmp_path / "keys", NAMES)
     for name in NAMES:
-        security.know(keys, keys.client_public_key(name))
+        keys.roster.add(keys.client_public_key(name))
     address, out, schema = f"127.0.0.1:{free_port()}", tmp_path / "glm.safetensors", tmp_path / "schema.toml"
     common = ("--keys", keys.folder, "--schema", schema)
     asked = ("--method", "glm", "--formula", FORMULA, "--family", "binomial")

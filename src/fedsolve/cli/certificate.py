@@ -47,12 +47,11 @@ def _verifier(keys: Keys) -> Any:
     from cryptography.hazmat.primitives import serialization
 
     from fedsolve.network.certificates import load_certificate
-    from fedsolve.network.security import known_sites, registered
     from fedsolve.privacy.leaving import SERVER
     from fedsolve.privacy.signatures import verifier
 
     require_ciphers()
-    sites = registered(keys) | known_sites(keys)
+    sites = keys.registered.sites() | keys.roster.sites()
     found: dict[str, Any] = {n: serialization.load_pem_public_key(site.pem) for n, site in sites.items()}
     for path in sorted(keys.clients.glob("*.pub")) if keys.clients.exists() else []:
         found.setdefault(path.stem, serialization.load_ssh_public_key(read(path)))

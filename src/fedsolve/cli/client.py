@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 from fedsolve.pages.words import known, megabytes
 from fedsolve.watching.log_lines import begin_lines, keep_lines
+
+if TYPE_CHECKING:
+    from fedsolve.network.certificates import Validity
 
 _DAY = 24 * 3600.0
 _NET = "The server"
@@ -84,14 +87,13 @@ def client(site: ClientSiteOptions, rows: SiteDataOptions, output: LoggedOutput)
 
 def _rehearse(site: ClientSiteOptions, rows: SiteDataOptions, output: Output) -> None:
     """Say what a run would take from this site."""
-    from fedsolve.network.security import known_sites
     from fedsolve.privacy.notes import LEAST_COHORT
     from fedsolve.privacy.policy import SitePolicy
     from fedsolve.privacy.rehearsal import Rehearsal
 
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
     data, columns = site_rows(site.name, rows, output)
-    sites = 1 if site.plain else max(LEAST_COHORT, len({site.name, *known_sites(site.key_folder)}))
+    sites = 1 if site.plain else max(LEAST_COHORT, len({site.name, *site.key_folder.roster.sites()}))
     trial = Rehearsal(
         site.name, data, policy, site.folder / "ledger", sites, not site.plain, named_classes(site.classes)
     )
@@ -121,7 +123,7 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
     made, diary = answerer(site, data, output, device=site.device)
     from fedsolve.network.node import SiteNode
 
-    expiry = _expiry(connection, site, output)
+    expiry = _expiry(site, output)
     node = SiteNode(made, connection, state=site.folder, tell=output.note, connected=expiry)
     diary.on_over = node.stop if site.once else None
     diary.on_barred = node.stop
@@ -144,29 +146,26 @@ def _connection(site: ClientSiteOptions) -> Any:
                 "secure sums need keys, by which sites know each other; with --insecure give --plain too"
             )
         return Connection(site.server, insecure=True)
-    from fedsolve.network.security import verify_client
+    from fedsolve.network import diagnosis
 
     keys = site.key_folder
-    verify_client(keys, site.name)
+    diagnosis.verify(diagnosis.site_keys(keys, site.name))
     return Connection(site.server, keys.authority, keys.client_key(site.name))
 
 
-def _expiry(connection: Any, site: ClientSiteOptions, output: Output) -> Callable[[], None]:
+def _expiry(site: ClientSiteOptions, output: Output) -> Callable[[Validity | None], None]:
     """What tells people at a site, once a day at most, which certificate is about to expire."""
+    from fedsolve.network.certificates import ASK_FOR_AUTHORITY, of_authority
+
     told = -math.inf
 
-    def announce() -> None:
+    def announce(shown: Validity | None) -> None:
         nonlocal told
-        from fedsolve.network import validity
-        from fedsolve.network.security import site_key
-
-        if connection.authority is None or time.monotonic() - told < _DAY:
+        if shown is None or time.monotonic() - told < _DAY:
             return
         told = time.monotonic()
-        key = None if connection.key is None else site_key(connection.key)
-        shown = validity.as_served(*address(site.server), connection.authority, key)
-        for one in (validity.of_site(site.key_folder), shown):
-            if one is not None and (text := one.announced):
+        for one in (of_authority(site.key_folder, ASK_FOR_AUTHORITY), shown):
+            if text := one.announced:
                 output.warn(text, certificate=one.name, days=one.days)
 
     return announce

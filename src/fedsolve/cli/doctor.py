@@ -67,7 +67,7 @@ def doctor(options: DoctorOptions, output: Output) -> int:
         if options.listen is not None or keys.authority_key.exists():
             findings += diagnosis.server_keys(keys, options.hosts)
         if options.name is not None:
-            findings += diagnosis.client_keys(keys, options.name)
+            findings += [*diagnosis.site_keys(keys, options.name), diagnosis.roster(keys, options.name)]
     if options.listen is not None:
         findings.append(diagnosis.port(options.listen, keys))
     if usable and options.server is not None:

@@ -21,7 +21,6 @@ from fedsolve.container import locked
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
-from fedsolve.network.security import registered
 
 if TYPE_CHECKING:
     from fedsolve.federation.recipe import Recipe
@@ -71,7 +70,7 @@ def ask(options: AskOptions, output: Output) -> None:
         check_target(written, *options.answers)
     require_ciphers()
     folder, keys = Path(options.state), options.key_folder
-    options.check(recipe, len(registered(keys)))
+    options.check(recipe, len(keys.registered.sites()))
     started = time.perf_counter()
     private_folder(folder)
     with locked(folder / "lock", f"the state folder {folder} is used"):
@@ -84,11 +83,11 @@ def ask(options: AskOptions, output: Output) -> None:
 def _go_on(
     options: AskOptions, output: Output, recipe: Recipe[Any], folder: Path, keys: Keys
 ) -> dict[str, Any]:
+    from fedsolve.network import diagnosis
     from fedsolve.network.file_link import Awaited, FileLink
     from fedsolve.network.running import State, finished, run_method
-    from fedsolve.network.security import verify_server
 
-    verify_server(keys)
+    diagnosis.verify(diagnosis.server_keys(keys))
     link, state = FileLink(folder, keys, secure=not options.plain), State(folder)
     for path in map(Path, options.answers):
         remark = link.take(path, state.checkpoint.exists())
@@ -155,11 +154,12 @@ def answer(site: AnswerOptions, rows: SiteDataOptions, output: Output) -> None:
 
 
 def _answer(site: AnswerOptions, rows: SiteDataOptions, output: Output, out: Path) -> dict[str, Any]:
+    from fedsolve.network import diagnosis
     from fedsolve.network.file_link import Envelope, open_request
-    from fedsolve.network.security import load_client_key, verify_client
+    from fedsolve.network.security import load_client_key
 
     name, keys, state = site.name, site.key_folder, site.folder
-    verify_client(keys, name)
+    diagnosis.verify(diagnosis.site_keys(keys, name))
     path = Path(site.request_file)
     request = open_request(path, keys.authority)
     if name not in request.to:

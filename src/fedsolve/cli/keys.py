@@ -14,8 +14,7 @@ from fedsolve.cli.command import Command, ExamplesGroup
 from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Output, facts, table
 from fedsolve.network import certificates, security
-from fedsolve.network.keyfolder import Keys, require_ciphers
-from fedsolve.network.security import Site
+from fedsolve.network.keyfolder import Keys, Site, require_ciphers
 from fedsolve.pages.words import known
 
 _FILES = "The files"
@@ -150,7 +149,7 @@ def register(options: RegisterOptions, output: Output) -> None:
     """
     if options.name is not None and len(options.files) > 1:
         raise click.UsageError("--name is for one file")
-    sites = [security.register(options.key_folder, file, options.name) for file in options.files]
+    sites = [options.key_folder.registered.add(file, options.name) for file in options.files]
     output.result({"registered": _listed(sites)}, [(site.name, site.fingerprint) for site in sites])
 
 
@@ -163,7 +162,7 @@ def remove(options: SiteNameOptions, output: Output) -> None:
     # the site takes no further part
     fedsolve keys remove north
     """
-    name, site = options.name, security.remove(options.key_folder, options.name)
+    name, site = options.name, options.key_folder.registered.remove(options.name)
     told = f"{name} ({site.fingerprint}) may take no further part."
     output.result({"removed": name, "fingerprint": site.fingerprint}, told)
 
@@ -188,15 +187,15 @@ def roster(options: RosterOptions, output: Output) -> None:
     """
     held = options.key_folder
     for name in options.gone:
-        security.forget(held, name)
+        held.roster.remove(name)
     for file in options.files:
-        security.know(held, file)
-    sites = list(security.known_sites(held).values())
+        held.roster.add(file)
+    sites = list(held.roster.sites().values())
 
     def show(page: Console) -> None:
         page.print(_sites_table("known site", sites) if sites else "No other site is known yet.")
 
-    output.result({"roster": held.roster_file, "sites": _listed(sites)}, show)
+    output.result({"roster": held.roster.path, "sites": _listed(sites)}, show)
 
 
 @command("list", group=keys, cls=_KeysCommand)
@@ -211,9 +210,9 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     """
     held = options.key_folder
     certificates.load_certificate(held.authority)
-    sites = list(security.registered(held).values())
+    sites = list(held.registered.sites().values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
-    others = list(security.known_sites(held).values())
+    others = list(held.roster.sites().values())
     document = _server_facts(held) | {
         "sites": _listed(sites),
         "keys": _listed(own),
@@ -223,9 +222,8 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     def show(page: Console) -> None:
         facts(page, _server_lines(held))
         if held.server_certificate.exists():
-            left = certificates.days_left(certificates.load_certificate(held.server_certificate))
-            if left < certificates.WARN_DAYS:
-                page.print(f"The server's certificate has {left} days left: fedsolve keys renew")
+            if (text := certificates.of_server(held).announced) is not None:
+                page.print(text)
             page.print()
             if sites:
                 page.print(_sites_table("registered site", sites))

@@ -27,7 +27,7 @@ from fedsolve.federation.card import totals
 from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
-from fedsolve.network.keyfolder import private_folder
+from fedsolve.network.keyfolder import Keys, private_folder
 from fedsolve.pages.words import known, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
@@ -38,9 +38,9 @@ from fedsolve.watching.log_lines import begin_lines, keep_lines
 if TYPE_CHECKING:
     from fedsolve.federation.engine import Federation
     from fedsolve.model import Model
+    from fedsolve.network.certificates import Validity
     from fedsolve.network.network_federation import CohortReport, NetworkFederation
     from fedsolve.network.running import State
-    from fedsolve.network.validity import Validity
     from fedsolve.privacy import SecureFederation
 
 _NET = "The network"
@@ -333,12 +333,12 @@ def _verify(options: ServerOptions, output: Output) -> list[Validity]:
             "Use keys ('fedsolve keys') for anything but a trial."
         )
         return []
-    from fedsolve.network import validity
-    from fedsolve.network.keyfolder import Keys
-    from fedsolve.network.security import verify_server
+    from fedsolve.network import diagnosis
+    from fedsolve.network.certificates import of_authority, of_server
 
-    verify_server(Keys(folder))
-    certificates = validity.of_server(Keys(folder))
+    keys = Keys(folder)
+    diagnosis.verify(diagnosis.server_keys(keys))
+    certificates = [of_server(keys), of_authority(keys)]
     for one in certificates:
         if text := one.announced:
             output.warn(text, certificate=one.name, days=one.days)

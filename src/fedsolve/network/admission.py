@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsolve.network.certificates import anchors
-from fedsolve.network.keyfolder import Keys
-from fedsolve.network.security import Site, WatchedFile, registered
+from fedsolve.network.keyfolder import Keys, Site
+from fedsolve.network.security import WatchedFile
 
 _log = logging.getLogger("fedsolve.gate")
 
@@ -43,7 +43,7 @@ class Register:
 
     def __init__(self, keys: Keys) -> None:
         def read() -> dict[bytes, Site]:
-            sites = registered(keys)
+            sites = keys.registered.sites()
             _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
             return {site.pem: site for site in sites.values()}
 
@@ -51,7 +51,7 @@ class Register:
             _log.error("nobody is let in: %s", problem)
             return {}
 
-        self._sites = WatchedFile(keys.registered_file, read, failed)
+        self._sites = WatchedFile(keys.registered.path, read, failed)
         self._trusted: set[bytes] = set()
 
     def site(self, pem: bytes) -> Site | None:

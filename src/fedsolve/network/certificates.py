@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,12 +29,58 @@ _DNS = re.compile(
 )
 
 
+RENEW = "At the server: fedsolve keys renew, then start it again; sites need nothing."
+NEW_AUTHORITY = "Begin anew: fedsolve keys init in another folder; send ca.crt to all sites."
+ASK_FOR_AUTHORITY = "Ask the server's operator for the new ca.crt."
+
+
 def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def days_left(certificate: x509.Certificate) -> int:
-    return (certificate.not_valid_after_utc - now()).days
+@dataclass(frozen=True)
+class Validity:
+    """Since when and until when a certificate is valid, and what renews it."""
+
+    name: str
+    until: datetime.datetime
+    remedy: str
+    since: datetime.datetime = _BEGINNING
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate, name: str, remedy: str) -> Validity:
+        return cls(name, certificate.not_valid_after_utc, remedy, certificate.not_valid_before_utc)
+
+    @property
+    def days(self) -> int:
+        """Whole days that are left; negative once it has expired."""
+        return (self.until - now()).days
+
+    @property
+    def announced(self) -> str | None:
+        """What people should hear, from `WARN_DAYS` days before the end on."""
+        if self.days >= WARN_DAYS:
+            return None
+        when = "has expired" if self.until <= now() else f"expires in {self.days} days"
+        return f"{self.name} {when} ({self.until:%Y-%m-%d}). {self.remedy}"
+
+    def check(self, path: Path) -> None:
+        """Refuse the certificate in this file where it is not valid now."""
+        if now() < self.since:
+            raise ModelFileError(
+                f"{path} is valid from {self.since:%Y-%m-%d %H:%M} UTC, but this machine's clock says "
+                f"{now():%Y-%m-%d %H:%M}. Set the clock."
+            )
+        if now() > self.until:
+            raise ModelFileError(f"{path} expired on {self.until:%Y-%m-%d}. {self.remedy}")
+
+
+def of_server(keys: Keys) -> Validity:
+    return Validity.of(load_certificate(keys.server_certificate), "the server's certificate", RENEW)
+
+
+def of_authority(keys: Keys, remedy: str = NEW_AUTHORITY) -> Validity:
+    return Validity.of(load_certificate(keys.authority), "the authority's certificate", remedy)
 
 
 def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
@@ -61,7 +108,8 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
 
 def renew_server(keys: Keys, hosts: Sequence[str] = (), days: int = SERVER_DAYS) -> None:
     """A new key and certificate for the server; without `hosts`, for the same hosts as before."""
-    verify_authority(keys)
+    of_authority(keys).check(keys.authority)
+    verify_pair(keys.authority, keys.authority_key, "Put back the right pair from a backup.")
     known = hosts or certificate_hosts(load_certificate(keys.server_certificate))
     _issue(keys, _alternative_names(known), days)
 
@@ -138,20 +186,9 @@ def authority_fingerprint(keys: Keys) -> str:
     return ":".join(digest[start : start + 2] for start in range(0, len(digest), 2))
 
 
-def verify_authority(keys: Keys) -> None:
-    """Raise if the authority cannot sign: files, dates, key and certificate belonging together."""
-    certificate, key = load_certificate(keys.authority), load_key(keys.authority_key)
-    verify_dates(keys.authority, certificate, "Begin anew with 'fedsolve keys init' and send ca.crt to all.")
-    if certificate.public_key() != key.public_key():
-        raise ModelFileError(
-            f"{keys.authority_key} is not the key of {keys.authority}. Put back the right pair from a backup."
-        )
-
-
-def verify_pair(keys: Keys) -> None:
-    if load_certificate(keys.server_certificate).public_key() != load_key(keys.server_key).public_key():
-        pair = f"{keys.server_key} is not the key of {keys.server_certificate}."
-        raise ModelFileError(f"{pair} Make a new pair: fedsolve keys renew")
+def verify_pair(certificate: Path, key: Path, remedy: str) -> None:
+    if load_certificate(certificate).public_key() != load_key(key).public_key():
+        raise ModelFileError(f"{key} is not the key of {certificate}. {remedy}")
 
 
 def verify_chain(keys: Keys) -> None:
@@ -164,17 +201,6 @@ def verify_chain(keys: Keys) -> None:
         ) from problem
 
 
-def verify_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
-    today = now()
-    if today < certificate.not_valid_before_utc:
-        raise ModelFileError(
-            f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, but this machine's "
-            f"clock says {today:%Y-%m-%d %H:%M}. Set the clock."
-        )
-    if today > certificate.not_valid_after_utc:
-        raise ModelFileError(f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}. {remedy}")
-
-
 def certificate_hosts(certificate: x509.Certificate) -> list[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -185,7 +211,7 @@ def certificate_hosts(certificate: x509.Certificate) -> list[str]:
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    _demand(path)
+    _require(path)
     try:
         return x509.load_pem_x509_certificate(container.read(path))
     except ValueError as problem:
@@ -193,7 +219,7 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    _demand(path)
+    _require(path)
     return elliptic(path, lambda data: serialization.load_pem_private_key(data, None))
 
 
@@ -208,15 +234,12 @@ def elliptic(path: Path, read: Callable[[bytes], object]) -> ec.EllipticCurvePri
     return key
 
 
-def _demand(path: Path) -> None:
+def _require(path: Path) -> None:
     if path.exists():
         return
+    remedy = "The server makes it with 'fedsolve keys init'."
     if path.name == "ca.crt":
-        remedy = (
-            "At the server make it with 'fedsolve keys init'; at a site copy it from the server's operator."
-        )
-    else:
-        remedy = "The server makes it with 'fedsolve keys init'."
+        remedy = "At the server make it with 'fedsolve keys init'; at a site copy it from the operator."
     raise ModelFileError(f"{path} is missing. {remedy}")
 
 

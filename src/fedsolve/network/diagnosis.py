@@ -5,23 +5,26 @@ A check never raises: whatever goes wrong is a finding, with the remedy beside i
 
 from __future__ import annotations
 
-import http.client
 import shutil
 import socket
 import ssl
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
-from fedsolve.network import certificates, gate, security, validity, versions
+from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError, TermError
+from fedsolve.network import certificates, gate, gate_client, security, versions
+from fedsolve.network.calls import OTHER_WIRE
+from fedsolve.network.certificates import Validity
 from fedsolve.network.doorway import Doorway
-from fedsolve.network.keyfolder import Keys, verify_private
+from fedsolve.network.keyfolder import Keys, Site, verify_private
+
+_CODES: dict[type[FedsolveError], int] = {TermError: 3, CohortError: 3, ModelFileError: 4}
+"""Exit codes of errors; 2 for all others."""
 
 State = Literal["ok", "warning", "failed"]
 
@@ -51,16 +54,25 @@ def _failed(check: str, seen: str, remedy: str, code: int) -> Finding:
     return Finding(check, "failed", seen, remedy, code)
 
 
-def attempt(check: str, look: Callable[[], str]) -> Finding:
+def attempt(check: str, look: Callable[[], str | Finding]) -> Finding:
     """What `look` returns, or the error it raises, as a finding."""
     try:
-        return _ok(check, look())
+        found = look()
+        return found if isinstance(found, Finding) else Finding(check, "ok", found)
     except FedsolveError as problem:
-        network, file = isinstance(problem, CohortError | TermError), isinstance(problem, ModelFileError)
-        return _failed(check, str(problem), "", 3 if network else 4 if file else 2)
+        code = next((code for kind, code in _CODES.items() if isinstance(problem, kind)), 2)
+        return _failed(check, str(problem), "", code)
     except OSError as problem:
         where = f"{problem.filename}: " if problem.filename else ""
         return _failed(check, f"{where}{problem.strerror or problem}", "", 4)
+
+
+def verify(findings: Iterable[Finding]) -> None:
+    """Raise what has failed first."""
+    kinds = {code: kind for kind, code in _CODES.items()}
+    for one in findings:
+        if one.state == "failed":
+            raise kinds.get(one.code, DataError)(f"{one.seen} {one.remedy}".rstrip())
 
 
 def installed() -> Iterator[Finding]:
@@ -73,11 +85,10 @@ def installed() -> Iterator[Finding]:
 
 
 def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """The server's side of the key folder: dates, chain, pair, hosts, modes and the list of sites."""
-    yield _dates("authority", keys.authority, validity.NEW_AUTHORITY)
-    dates = _dates("server certificate", keys.server_certificate, "fedsolve keys renew")
-    yield dates
-    if dates.code == 4 and "missing" in dates.seen:
+    """The server's side of the key folder: dates, chain, pair, modes, hosts and the list of sites."""
+    yield _dates("authority", keys.authority, certificates.NEW_AUTHORITY)
+    yield _dates("server certificate", keys.server_certificate, certificates.RENEW)
+    if not keys.server_certificate.exists():
         return
 
     def chain() -> str:
@@ -85,7 +96,8 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
         return "the certificate is signed by the authority"
 
     def pair() -> str:
-        certificates.verify_pair(keys)
+        renew = "Make a new pair: fedsolve keys renew"
+        certificates.verify_pair(keys.server_certificate, keys.server_key, renew)
         return "key and certificate belong together"
 
     def private() -> str:
@@ -94,37 +106,44 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
                 verify_private(path)
         return "private keys are readable by their owner only"
 
-    for check, look in (("chain", chain), ("key pair", pair), ("file modes", private)):
-        yield attempt(check, look)
-    known = certificates.certificate_hosts(certificates.load_certificate(keys.server_certificate))
-    lacking = [host for host in hosts if host not in known]
-    seen = f"certificate for {', '.join(known)}"
-    if lacking:
-        words = " ".join(f"--host {host}" for host in (*lacking, *known) if host not in certificates.ALWAYS)
-        yield _failed("hosts", f"{seen}; not for {', '.join(lacking)}", f"fedsolve keys renew {words}", 4)
-    elif not hosts and set(known) <= set(certificates.ALWAYS):
-        remedy = "fedsolve keys renew --host NAME, with the name that sites use"
-        yield Finding("hosts", "warning", f"{seen}: no other machine can connect", remedy)
-    else:
-        yield _ok("hosts", seen)
+    def named() -> str | Finding:
+        known = certificates.certificate_hosts(certificates.load_certificate(keys.server_certificate))
+        lacking = [host for host in hosts if host not in known]
+        seen = f"certificate for {', '.join(known)}"
+        if lacking:
+            others = [host for host in (*lacking, *known) if host not in certificates.ALWAYS]
+            words = " ".join(f"--host {host}" for host in others)
+            return _failed(
+                "hosts", f"{seen}; not for {', '.join(lacking)}", f"fedsolve keys renew {words}", 4
+            )
+        if not hosts and set(known) <= set(certificates.ALWAYS):
+            remedy = "fedsolve keys renew --host NAME, with the name that sites use"
+            return Finding("hosts", "warning", f"{seen}: no other machine can connect", remedy)
+        return seen
 
     def sites() -> str:
-        names = security.registered(keys)
+        names = keys.registered.sites()
         if not names:
-            raise ModelFileError(f"none in {keys.registered_file}. fedsolve keys register NAME.pub")
+            raise DataError(
+                f"no site is registered in {keys.registered.path}. Register each by the public key it sent "
+                "you: fedsolve keys register NAME.pub"
+            )
         return f"{len(names)}: {', '.join(names)}"
 
-    yield attempt("registered sites", sites)
+    checks = {"chain": chain, "key pair": pair, "file modes": private, "hosts": named}
+    for check, look in {**checks, "registered sites": sites}.items():
+        yield attempt(check, look)
 
 
-def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
+def site_keys(keys: Keys, name: str) -> Iterator[Finding]:
+    """A site's side of the key folder, without its roster."""
     yield authority(keys)
 
     def key() -> str:
         pair = security.load_client_key(keys, name)
         verify_private(keys.client_key(name))
         public = keys.client_public_key(name)
-        site = security.site_of(pair, name)
+        site = Site.of(pair.public_key(), name)
         if public.exists() and public.read_text().split()[:2] != site.line.split()[:2]:
             raise ModelFileError(
                 f"{public} does not belong to {keys.client_key(name)}. Delete both, make them anew with "
@@ -133,40 +152,41 @@ def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
         return f"{keys.client_key(name)}, {site.fingerprint}"
 
     yield attempt("site key", key)
-    yield roster(keys, name)
 
 
 def roster(keys: Keys, name: str) -> Finding:
     """The sites that a site knows by its own roster, without which secure sums believe nobody."""
-    try:
-        others = sorted(set(security.known_sites(keys)) - {name})
-        if len(others) >= _LEAST_OTHERS:
-            security.believed_keys(keys, name)
-    except FedsolveError as problem:
-        return _failed("roster", str(problem), "", 4)
-    seen = f"{keys.roster_file}: {len(others)} other site(s)" + (f", {', '.join(others)}" if others else "")
-    if len(others) < _LEAST_OTHERS:
-        remedy = "Compare fingerprints with those sites by telephone, then: fedsolve keys roster SITE.pub ..."
-        return Finding("roster", "warning", f"{seen}; secure sums take {_LEAST_OTHERS} at least", remedy)
-    return _ok("roster", seen)
+
+    def known() -> str | Finding:
+        others = sorted(set(keys.roster.sites()) - {name})
+        seen = f"{keys.roster.path}: {len(others)} other site(s)" + "".join(f", {other}" for other in others)
+        if len(others) < _LEAST_OTHERS:
+            remedy = (
+                "Compare fingerprints with those sites by telephone, then: fedsolve keys roster SITE.pub ..."
+            )
+            return Finding("roster", "warning", f"{seen}; secure sums take {_LEAST_OTHERS} at least", remedy)
+        security.believed_keys(keys, name)
+        return seen
+
+    found = attempt("roster", known)
+    return replace(found, code=4) if found.state == "failed" else found
 
 
 def authority(keys: Keys) -> Finding:
     """The authority's certificate, by which a site knows its server."""
-    return _dates("authority", keys.authority, validity.ASK_FOR_AUTHORITY)
+    return _dates("authority", keys.authority, certificates.ASK_FOR_AUTHORITY)
 
 
 def _dates(check: str, path: Path, remedy: str) -> Finding:
-    try:
-        certificate = certificates.load_certificate(path)
-        certificates.verify_dates(path, certificate, "")
-    except FedsolveError as problem:
-        return _failed(check, str(problem).strip(), "" if "missing" in str(problem) else remedy, 4)
-    left = certificates.days_left(certificate)
-    seen = f"{path}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
-    if left < certificates.WARN_DAYS:
-        return Finding(check, "warning", f"{seen}, {left} days left", remedy)
-    return _ok(check, seen)
+    def look() -> str | Finding:
+        found = Validity.of(certificates.load_certificate(path), check, remedy)
+        found.check(path)
+        seen = f"{path}, valid until {found.until:%Y-%m-%d}"
+        if found.announced is None:
+            return seen
+        return Finding(check, "warning", f"{seen}, {found.days} days left", remedy)
+
+    return attempt(check, look)
 
 
 def port(listen: str, keys: Keys | None) -> Finding:
@@ -180,8 +200,9 @@ def port(listen: str, keys: Keys | None) -> Finding:
         return _failed("port", f"{listen}: not allowed", "Use a port above 1023.", 3)
     except OSError as problem:
         inside = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        if keys is not None and validity.as_served(inside, number, keys.authority) is not None:
-            return _ok("port", f"{listen}: a fedsolve server is listening")
+        with suppress(OSError, ValueError):
+            if keys is not None and gate_client.shown(inside, number, keys.authority) is not None:
+                return _ok("port", f"{listen}: a fedsolve server is listening")
         remedy = "Choose another port with --listen, or stop the program that has it (ss -ltnp)."
         return _failed("port", f"{listen}: {problem.strerror}", remedy, 3)
     return _ok("port", f"{listen} is free")
@@ -196,75 +217,76 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         return
     yield _proxy(host)
     trusted, key = None if keys is None else keys.authority, None
-    with ExitStack() as stack:
-        try:
-            if keys is not None and name is not None:
-                key = security.load_client_key(keys, name)
-            link = stack.enter_context(validity.calling(host, number, trusted, key))
-            shown = validity.shown(link)
-        except socket.gaierror as problem:
-            yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
-            return
-        except ssl.SSLCertVerificationError as problem:
-            reason = problem.verify_message or str(problem)
-            yield _failed("server TLS", reason, validity.remedy(reason, address, trusted, key), 3)
-            return
-        except ssl.SSLError as problem:
-            yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
-            return
-        except (OSError, ValueError, FedsolveError) as problem:
-            remedy = "Is the server started? Does a firewall let this machine reach that port?"
-            yield _failed("server port", f"{address}: {problem}", remedy, 3)
-            return
-        yield _ok("server port", f"{address} answers")
-        if shown is None:
-            plain = "plain HTTP: anybody on the way reads and changes everything"
-            yield Finding("server TLS", "warning", plain)
-        else:
-            yield _ok("server TLS", "the server proved its identity by our authority")
-            if text := shown.announced:
-                seen = text.removesuffix(f" {shown.remedy}")
-                yield Finding("server certificate", "warning", seen, shown.remedy)
-        if keys is None or name is not None:
-            yield from _known(link, keys is not None, name)
+    try:
+        if keys is not None and name is not None:
+            key = security.load_client_key(keys, name)
+        shown = gate_client.shown(host, number, trusted)
+    except socket.gaierror as problem:
+        yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
+        return
+    except ssl.SSLCertVerificationError as problem:
+        reason = problem.verify_message or str(problem)
+        yield _failed("server TLS", reason, gate_client.remedy(reason, address, trusted, key), 3)
+        return
+    except ssl.SSLError as problem:
+        yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
+        return
+    except (OSError, ValueError, FedsolveError) as problem:
+        remedy = "Is the server started? Does a firewall let this machine reach that port?"
+        yield _failed("server port", f"{address}: {problem}", remedy, 3)
+        return
+    yield _ok("server port", f"{address} answers")
+    if shown is None:
+        plain = "plain HTTP: anybody on the way reads and changes everything"
+        yield Finding("server TLS", "warning", plain)
+    else:
+        yield _ok("server TLS", "the server proved its identity by our authority")
+        if text := shown.announced:
+            seen = text.removesuffix(f" {shown.remedy}")
+            yield Finding("server certificate", "warning", seen, shown.remedy)
+    if keys is None or name is not None:
+        yield from _known(address, trusted, key, name)
 
 
-def _known(link: http.client.HTTPConnection, keys: bool, name: str | None) -> Iterator[Finding]:
+def _known(address: str, trusted: Path | None, key: Any, name: str | None) -> Iterator[Finding]:
     """Whether the server lets this site in, under its name; clocks and versions of both."""
-    before = time.time()
+    import httpx
+
     register = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
     try:
-        status, about = validity.about(link)
-    except (OSError, http.client.HTTPException) as problem:
+        about, clock = gate_client.look(address, trusted, key)
+        there, site = about["versions"], about["site"]
+    except gate_client.Refused as refusal:
+        if refusal.reason == OTHER_WIRE:
+            yield _failed("wire", str(refusal), "Install the same fedsolve at both ends.", 3)
+        else:
+            yield _failed("registration", str(refusal), register, 3)
+        return
+    except httpx.HTTPError as problem:
         why = f"{type(problem).__name__}: {problem}"
         unknown = f"the server does not know the certificate of '{name}' ({why})"
-        check, seen, remedy = ("registration", unknown, register) if keys else ("server", why, _WRONG_PORT)
+        check, seen, remedy = ("registration", unknown, register) if trusted else ("server", why, _WRONG_PORT)
         yield _failed(check, seen, remedy, 3)
         return
-    except ValueError as problem:
+    except (ValueError, KeyError, TypeError) as problem:
         yield _failed("server", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3)
         return
-    if status == 412:
-        yield _failed("wire", str(about.get("detail")), "Install the same fedsolve at both ends.", 3)
-        return
-    if status != 200 or "wire" not in about:
-        yield _failed("registration", str(about.get("detail", f"status {status}")), register, 3)
-        return
     yield _ok("wire", f"{about['wire']} at both ends")
-    yield _clock(float(about["time"]) - (before + time.time()) / 2)
-    if about["site"] == name:
+    yield _clock(clock)
+    if site == name:
         yield _ok("registration", f"the server knows this site as {name}")
-    elif keys:
-        remedy = f"Use --name {about['site']} here, or register the key under the right name."
-        yield Finding("registration", "warning", f"the server knows this key as {about['site']}", remedy)
+    elif trusted is not None:
+        remedy = f"Use --name {site} here, or register the key under the right name."
+        yield Finding("registration", "warning", f"the server knows this key as {site}", remedy)
     here = versions()
     for package in ("fedsolve", "numpy"):
-        there, check = about["versions"].get(package), f"same {package}"
-        if there == here[package]:
-            yield _ok(check, f"{there} at both ends")
+        check = f"same {package}"
+        if there.get(package) == here[package]:
+            yield _ok(check, f"{here[package]} at both ends")
         else:
-            remedy = f"Install the same at both ends: pip install {package}=={there}"
-            yield Finding(check, "warning", f"{here[package]} here, {there} at the server", remedy)
+            remedy = f"Install the same at both ends: pip install {package}=={there.get(package)}"
+            seen = f"{here[package]} here, {there.get(package)} at the server"
+            yield Finding(check, "warning", seen, remedy)
 
 
 def _proxy(host: str) -> Finding:
@@ -282,7 +304,7 @@ def _proxy(host: str) -> Finding:
 def _clock(offset: float) -> Finding:
     """offset: server's clock minus ours, in seconds, to about the time of one call."""
     seen = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the server's"
-    if (text := validity.clocks_apart(offset)) is not None:
+    if (text := gate_client.clocks_apart(offset)) is not None:
         return Finding("clock", "warning", f"{seen}; certificates and logs need the right time", text)
     return _ok("clock", seen)
 

@@ -24,12 +24,11 @@ import numpy as np
 from fedsolve import container, version
 from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError, TermError
-from fedsolve.network.certificates import load_certificate, load_key, verify_dates
+from fedsolve.network.certificates import Validity, load_certificate, load_key
 from fedsolve.network.ciphers import ec, exceptions, hashes, serialization, x509
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.link import Link, Node, Reply
 from fedsolve.network.parcels import Note
-from fedsolve.network.security import registered
 
 _TOLD = "told"
 _SLACK = 1 << 20
@@ -123,7 +122,7 @@ class FileLink(Link):
 
     def __init__(self, folder: Path, keys: Keys, secure: bool = False) -> None:
         self.folder = folder
-        self._sites = registered(keys)
+        self._sites = keys.registered.sites()
         self._keys = {name: serialization.load_pem_public_key(site.pem) for name, site in self._sites.items()}
         self._key = load_key(keys.server_key)
         load_certificate(keys.server_certificate)  # says what is wrong with it
@@ -279,7 +278,8 @@ def open_request(path: Path, authority: Path) -> Envelope:
             certificate.verify_directly_issued_by(trusted)
         except (ValueError, TypeError, exceptions.InvalidSignature):
             return False
-        verify_dates(path, certificate, "The server's certificate is too old: fedsolve keys renew, there.")
+        renew = "The server's certificate is too old: fedsolve keys renew, there."
+        Validity.of(certificate, "the server's certificate", renew).check(path)
         return envelope.signed_by(certificate.public_key(), signature)
 
     return open_envelope(path, "request", verify)

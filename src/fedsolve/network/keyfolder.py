@@ -15,26 +15,132 @@ server; a site's key, in the certificate that it signs for itself, tells the ser
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import stat
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedsolve import container
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.network.ciphers import ec, exceptions, serialization
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+@dataclass(frozen=True)
+class Site:
+    """A site of a list: its name, its public key as one OpenSSH line and in PEM form."""
+
+    name: str
+    line: str
+    pem: bytes
+
+    @classmethod
+    def of(cls, key: ec.EllipticCurvePublicKey, name: str) -> Site:
+        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        return cls(site_name(name), f"{line.decode()} {name}", pem)
+
+    @classmethod
+    def read(cls, line: str, where: str) -> Site:
+        """A site by its OpenSSH line; anything else is refused."""
+        words = line.split()
+        try:
+            key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
+        except (ValueError, exceptions.UnsupportedAlgorithm) as problem:
+            raise DataError(
+                f"{where} is not a public key in OpenSSH form ({problem}). "
+                "The file to register is the site's NAME.pub, from 'fedsolve keys client NAME'."
+            ) from problem
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise DataError(f"{where} is not a key on the curve P-256. Make one: fedsolve keys client NAME")
+        if len(words) != 3:
+            raise DataError(
+                f"{where} must have three words: type, key and the site's name, not {len(words)}."
+            )
+        return cls.of(key, words[2])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key as `ssh-keygen -l` prints it, to be compared by telephone."""
+        digest = hashlib.sha256(base64.b64decode(self.line.split()[1])).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+class SiteList:
+    """A file with a line for each site: its public key and its name. No file means no site.
+
+    removing: the command that takes a site off, for messages.
+    """
+
+    def __init__(self, path: Path, removing: str) -> None:
+        self.path = path
+        self._removing = removing
+
+    def sites(self) -> dict[str, Site]:
+        if not self.path.exists():
+            return {}
+        lines = enumerate(container.read(self.path).decode("utf-8", "replace").splitlines(), 1)
+        told = [(number, line) for number, line in lines if line.strip() and not line.startswith("#")]
+        found = [Site.read(line, f"{self.path}, line {number}") for number, line in told]
+        return {site.name: site for site in found}
+
+    def add(self, public_key: str | os.PathLike[str], name: str | None = None) -> Site:
+        """Put a site on the list by its public key file. The same key again changes nothing."""
+        text = container.read(public_key).decode("utf-8", "replace").strip()
+        words = text.split()
+        if name is not None or len(words) < 3:
+            text = " ".join([*words[:2], site_name(name or Path(public_key).stem)])
+        site, sites = Site.read(text, str(public_key)), self.sites()
+        old = sites.get(site.name)
+        if old is not None and old.pem != site.pem:
+            raise DataError(
+                f"a site {site.name!r} with another key ({old.fingerprint}) is registered. If it has a new "
+                f"key, remove the old one first: {self._removing} {site.name}"
+            )
+        for other in sites.values():
+            if other.pem == site.pem and other.name != site.name:
+                raise DataError(
+                    f"this key is registered for the site {other.name!r} already. Every site needs its own: "
+                    f"fedsolve keys client {site.name}"
+                )
+        self._write(sites | {site.name: site})
+        return site
+
+    def remove(self, name: str) -> Site:
+        """Take a site off the list."""
+        sites = self.sites()
+        if name not in sites:
+            known = ", ".join(sites) or "nobody"
+            raise DataError(f"no site {name!r} is registered (registered: {known}).")
+        site = sites.pop(name)
+        self._write(sites)
+        return site
+
+    def _write(self, sites: dict[str, Site]) -> None:
+        lines = ["# Public key and name of each site. Written by 'fedsolve keys'."]
+        lines += [sites[name].line for name in sorted(sites)]
+        container.write_atomically(self.path, ("\n".join(lines) + "\n").encode())
+
+
 class Keys:
-    """The folder of keys, and the names of the files in it."""
+    """The folder of keys, and the names of the files in it.
+
+    registered: the sites that may take part. A running server refuses the next call of one that is removed.
+    roster:     at a site, the other sites whose keys its own people have compared.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.authority, self.authority_key = self.folder / "ca.crt", self.folder / "ca.key"
         self.server_certificate, self.server_key = self.folder / "server.pem", self.folder / "server.key"
         self.clients = self.folder / "clients"
-        self.registered_file, self.roster_file = self.folder / "registered", self.folder / "roster"
+        self.registered = SiteList(self.folder / "registered", "fedsolve keys remove")
+        self.roster = SiteList(self.folder / "roster", "fedsolve keys roster --remove")
 
     def client_key(self, name: str) -> Path:
         return self.clients / f"{site_name(name)}.key"

@@ -19,9 +19,10 @@ from pathlib import Path
 from fedsolve import container
 from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError
-from fedsolve.network import require_network, validity
+from fedsolve.network import gate_client, require_network
 from fedsolve.network.answering import Answerer
 from fedsolve.network.calls import OTHER_WIRE, REPLACED, UNREGISTERED, UNWANTED
+from fedsolve.network.certificates import RENEW, Validity
 from fedsolve.network.gate_client import GateClient, Refused
 from fedsolve.network.parcels import LARGEST, Note, Parcel
 from fedsolve.network.proposing import Proposing
@@ -72,13 +73,13 @@ class SiteNode:
         *,
         state: Path | None = None,
         tell: Callable[[str], None] | None = None,
-        connected: Callable[[], None] | None = None,
+        connected: Callable[[Validity | None], None] | None = None,
         largest: int = LARGEST,
     ) -> None:
-        """connected: called when a connection was made."""
+        """connected: called with the server's certificate when a connection was made."""
         require_network()
         self._answerer, self._connection, self._largest = answerer, connection, largest
-        self._connected, self._tell = connected or (lambda: None), tell or (lambda text: None)
+        self._connected, self._tell = connected or (lambda shown: None), tell or (lambda text: None)
         self._remembered = None if state is None else state / "node-id"
         self._stopped = threading.Event()
         self._key = None if connection.key is None else site_key(connection.key)
@@ -111,8 +112,7 @@ class SiteNode:
     def _client(self) -> GateClient:
         authority = self._connection.authority
         site = self._mark() if self._key is None else ""
-        authority_file = None if authority is None else str(authority)
-        return GateClient(self._connection.address, authority_file, self._key, site, self._process)
+        return GateClient(self._connection.address, authority, self._key, site, self._process)
 
     def _mark(self) -> str:
         """By what a server without keys knows this site, also when it starts anew."""
@@ -135,9 +135,9 @@ class SiteNode:
                 try:
                     client.hello()
                     self._tell(f"connected to {self._connection.address}")
-                    if text := validity.clocks_apart(client.clock):
+                    if text := gate_client.clocks_apart(client.clock):
                         self._tell(f"warning: {text}")
-                    self._connected()
+                    self._connected(client.certificate)
                     pause, announced = _FIRST_PAUSE, ""
                     self._fetch(client)
                 except Exception as problem:
@@ -211,10 +211,10 @@ class SiteNode:
                 return _Refused(f"{address} refuses this node: {problem}")
             return _Lost(f"{address} answered {problem.status}: {problem}")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
-            what = validity.remedy(str(problem), address, self._connection.authority, self._key)
+            what = gate_client.remedy(str(problem), address, self._connection.authority, self._key)
             words = f"{address} does not prove that it is the server ({problem}). {what}"
             # A certificate that has expired is renewed over there, a clock set right: no need to start again.
-            mended = what == validity.RENEW or what.endswith(validity.SET_CLOCK)
+            mended = what == RENEW or what.endswith(gate_client.SET_CLOCK)
             return _Lost(words) if mended else _Refused(words)
         if self._key is not None and isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
             return _Lost(

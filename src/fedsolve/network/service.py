@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedsolve.errors import CohortError, ModelFileError
-from fedsolve.network import security
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.network.security import WatchedFile
 from fedsolve.watching import log_lines
 from fedsolve.watching.log_lines import Style
 
@@ -27,13 +27,13 @@ def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozense
     def failed(problem: Exception, names: frozenset[str] | None) -> frozenset[str]:
         # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
         # there is no earlier list to go on with.
-        told = f"the list of registered sites {keys.registered_file} cannot be read ({problem})."
+        told = f"the list of registered sites {keys.registered.path} cannot be read ({problem})."
         if names is None:
             raise ModelFileError(told) from problem
         tell(f"{told} The last list stays in force.")
         return names
 
-    found = security.WatchedFile(keys.registered_file, lambda: frozenset(security.registered(keys)), failed)
+    found = WatchedFile(keys.registered.path, lambda: frozenset(keys.registered.sites()), failed)
     found()
     return found
 

@@ -15,5 +15,5 @@ def keys_for(folder: Path, sites: Iterable[str], host: str = "localhost") -> Key
     certificates.create_authority(keys, [host])
     for name in sites:
         security.create_client(keys, name)
-        security.register(keys, keys.client_public_key(name))
+        keys.registered.add(keys.client_public_key(name))
     return keys

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedsolve.network import validity
+from fedsolve.network import gate_client
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,4 +94,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def listening(address: str, authority: Path) -> Callable[[], bool]:
     """Whether a server listens there that proves itself by this authority."""
     host, port = address.split(":")
-    return lambda: validity.as_served(host, int(port), authority) is not None
+
+    def look() -> bool:
+        with suppress(OSError):
+            return gate_client.shown(host, int(port), authority) is not None
+        return False
+
+    return look

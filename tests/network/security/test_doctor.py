@@ -21,7 +21,7 @@ from PIL import Image
 from fedsolve import version
 from fedsolve.cli.doctor import look_at_data
 from fedsolve.errors import CohortError
-from fedsolve.network import certificates, diagnosis, security, validity
+from fedsolve.network import certificates, diagnosis, security
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
 from fedsolve.network.service import serving
@@ -71,12 +71,12 @@ def test_a_sites_roster(tmp_path: Path) -> None:
     assert state == "warning"
     assert "0 other site(s); secure sums take 2 at least" in seen
     for name in ("east", "south"):
-        security.know(keys, keys.client_public_key(name))
+        keys.roster.add(keys.client_public_key(name))
     assert found()[0] == "ok"
     assert "nobody checks" not in found()[1]
-    security.know(keys, keys.client_public_key("west"))
+    keys.roster.add(keys.client_public_key("west"))
     assert found()[1].endswith("3 other site(s), east, south, west")
-    keys.roster_file.write_text("nonsense\n")
+    keys.roster.path.write_text("nonsense\n")
     assert found()[0] == "failed"
 
 
@@ -99,7 +99,7 @@ def test_what_can_be_wrong_with_a_servers_keys(server: Keys, monkeypatch: pytest
     monkeypatch.setattr(certificates, "now", lambda: later.replace(year=later.year + 1))
     assert states() == (4, {"server certificate": "failed"})
     monkeypatch.undo()
-    security.remove(server, "north")
+    server.registered.remove("north")
     assert states()[1]["registered sites"] == "failed"
     server.server_certificate.unlink()
     assert states() == (4, {"server certificate": "failed"})
@@ -125,7 +125,7 @@ def test_a_healthy_site(deployment: Deployment, monkeypatch: pytest.MonkeyPatch)
     code, found = examined("--keys", deployment.keys.folder, "--listen", deployment.gate)
     assert found["port"]["state"] == "ok"
     assert "is listening" in found["port"]["seen"]
-    monkeypatch.setattr(validity, "WARN_DAYS", 400)  # as if it had fewer days left than are announced
+    monkeypatch.setattr(certificates, "WARN_DAYS", 400)  # as if it had fewer days left than are announced
     code, found = examined("--keys", deployment.keys.folder, "--server", deployment.gate)
     assert code == 0
     assert found["server certificate"]["state"] == "warning"
@@ -154,9 +154,9 @@ def test_a_site_that_the_server_does_not_know(deployment: Deployment, tmp_path: 
 def test_a_key_that_was_removed(deployment: Deployment) -> None:
     security.create_client(deployment.keys, "leaver")
     words = ("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", "leaver")
-    security.register(deployment.keys, deployment.keys.client_public_key("leaver"))
+    deployment.keys.registered.add(deployment.keys.client_public_key("leaver"))
     assert examined(*words)[0] == 0
-    security.remove(deployment.keys, "leaver")
+    deployment.keys.registered.remove("leaver")
     code, found = examined(*words)
     assert code == 3
     assert "not registered at the server any more" in found["registration"]["seen"]
@@ -188,7 +188,7 @@ def test_a_server_whose_certificate_has_expired(tmp_path: Path, monkeypatch: pyt
         patched.setattr(certificates, "now", lambda: then)
         certificates.create_authority(keys, ["localhost"], days=5)
     security.create_client(keys, "north")
-    security.register(keys, keys.client_public_key("north"))
+    keys.registered.add(keys.client_public_key("north"))
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     with serving(tmp_path / "state", listen, keys.folder):
         code, found = examined("--keys", keys.folder, "--server", listen, "--name", "north")
@@ -207,7 +207,7 @@ def test_a_wrong_clock_is_told_as_such(tmp_path: Path, monkeypatch: pytest.Monke
         patched.setattr(certificates, "now", lambda: then)
         certificates.create_authority(keys, ["localhost"], days=5)
     security.create_client(keys, "north")
-    security.register(keys, keys.client_public_key("north"))
+    keys.registered.add(keys.client_public_key("north"))
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     slow = tmp_path / "slow" / "sitecustomize.py"
     slow.parent.mkdir()

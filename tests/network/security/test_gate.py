@@ -365,24 +365,24 @@ def test_removal_and_registration_take_effect_at_once(deployment: Deployment, ke
     south, newcomer = Caller(keys, "south"), "newcomer"
     client = south.client(deployment.gate)
     client.hello()
-    security.remove(keys, "south")
+    keys.registered.remove("south")
     try:
         for refused in (client, south.client(deployment.gate)):
             with pytest.raises(Refused, match="not registered"):
                 refused.hello()
-        listed = keys.registered_file.read_text()
-        keys.registered_file.write_text("not a list\n")
+        listed = keys.registered.path.read_text()
+        keys.registered.path.write_text("not a list\n")
         with pytest.raises(Refused, match="not registered"):
             Caller(keys, "north").client(deployment.gate).hello()
-        keys.registered_file.write_text(listed)
+        keys.registered.path.write_text(listed)
         security.create_client(keys, newcomer)
         with pytest.raises(httpx.TransportError):
             Caller(keys, newcomer).client(deployment.gate).hello()
-        security.register(keys, keys.client_public_key(newcomer))
+        keys.registered.add(keys.client_public_key(newcomer))
         Caller(keys, newcomer).client(deployment.gate).hello()
-        security.remove(keys, newcomer)
+        keys.registered.remove(newcomer)
     finally:
-        security.register(keys, keys.client_public_key("south"))
+        keys.registered.add(keys.client_public_key("south"))
     client.hello()
     client.leave()
 

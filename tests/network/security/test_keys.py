@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.network import certificates, security
+from fedsolve.network import certificates, diagnosis, security
 from fedsolve.network.keyfolder import Keys, site_name
 from fedsolve.privacy.signatures import signer, verifier
 from tests.command import document, fedsolve, refused
@@ -99,7 +99,7 @@ def test_a_site_keeps_a_roster_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="knows 1 other site"):
         security.believed_keys(north, "north")
     assert fedsolve("keys", "client", "north", "--keys", tmp_path / "thief").exit_code == 0
-    security.know(north, Keys(tmp_path / "thief").client_public_key("north"))
+    north.roster.add(Keys(tmp_path / "thief").client_public_key("north"))
     with pytest.raises(ModelFileError, match="has another key for 'north'"):
         security.believed_keys(north, "north")
 
@@ -137,7 +137,7 @@ def test_renewal_keeps_the_authority_and_the_hosts(held: Keys) -> None:
     assert held.authority.read_bytes() == authority
     assert held.server_key.read_bytes() != key
     assert set(certificates.certificate_hosts(certificate)) >= set(HOSTS)
-    assert certificates.days_left(certificate) == 9
+    assert certificates.of_server(held).days == 9
     shake_hands(held, HOSTS[0])
     certificates.renew_server(held, ["new.example"])
     shake_hands(held, "new.example")
@@ -177,28 +177,28 @@ def test_a_site_key_is_openssh(held: Keys) -> None:
     key = serialization.load_ssh_private_key(held.client_key("north").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.curve.name == "secp256r1"
-    assert security.site_of(security.load_client_key(held, "north"), "north") == site
+    assert security.own_site(held, "north") == site
 
 
 def test_registration_by_public_key(held: Keys, tmp_path: Path) -> None:
     public = tmp_path / "north.pub"
     public.write_text(LINE + "\n")
-    site = security.register(held, public)
+    site = held.registered.add(public)
     assert (site.name, site.fingerprint) == ("north", FINGERPRINT)
-    assert security.register(held, public) == site
-    assert security.registered(held) == {"north": site}
+    assert held.registered.add(public) == site
+    assert held.registered.sites() == {"north": site}
     with pytest.raises(DataError, match="registered for the site 'north' already"):
-        security.register(held, public, "south")
+        held.registered.add(public, "south")
     other = security.create_client(Keys(tmp_path / "other"), "north")
     with pytest.raises(DataError, match="with another key"):
-        security.register(held, Keys(tmp_path / "other").client_public_key("north"))
-    renamed = security.register(held, Keys(tmp_path / "other").client_public_key("north"), "clinic-7")
+        held.registered.add(Keys(tmp_path / "other").client_public_key("north"))
+    renamed = held.registered.add(Keys(tmp_path / "other").client_public_key("north"), "clinic-7")
     assert renamed.pem == other.pem
-    assert list(security.registered(held)) == ["clinic-7", "north"]
-    security.remove(held, "north")
-    assert list(security.registered(held)) == ["clinic-7"]
+    assert list(held.registered.sites()) == ["clinic-7", "north"]
+    held.registered.remove("north")
+    assert list(held.registered.sites()) == ["clinic-7"]
     with pytest.raises(DataError, match="clinic-7"):
-        security.remove(held, "north")
+        held.registered.remove("north")
 
 
 def _public(key: object) -> str:
@@ -225,29 +225,29 @@ def test_what_is_no_site_key_is_not_registered(held: Keys, tmp_path: Path, conte
     path = tmp_path / "key.pub"
     path.write_text(content)
     with pytest.raises(DataError):
-        security.register(held, path)
-    assert security.registered(held) == {}
+        held.registered.add(path)
+    assert held.registered.sites() == {}
 
 
 def test_a_private_key_is_not_registered(held: Keys) -> None:
     security.create_client(held, "north")
     with pytest.raises(DataError, match=r"NAME\.pub"):
-        security.register(held, held.client_key("north"))
+        held.registered.add(held.client_key("north"))
 
 
 def test_a_damaged_list_names_the_line(held: Keys) -> None:
-    held.registered_file.write_text(f"# sites\n{LINE}\necdsa nonsense south\n")
+    held.registered.path.write_text(f"# sites\n{LINE}\necdsa nonsense south\n")
     with pytest.raises(DataError, match="line 3"):
-        security.registered(held)
+        held.registered.sites()
 
 
 def test_the_server_starts_only_with_sound_keys(
     held: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="no site is registered"):
-        security.verify_server(held)
-    held.registered_file.write_text(LINE)
-    security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
+    held.registered.path.write_text(LINE)
+    diagnosis.verify(diagnosis.server_keys(held))
 
     def shifted(days: int) -> None:
         clock = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
@@ -255,18 +255,18 @@ def test_the_server_starts_only_with_sound_keys(
 
     shifted(certificates.SERVER_DAYS + 1)
     with pytest.raises(ModelFileError, match=r"server\.pem expired .* keys renew"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     shifted(certificates.AUTHORITY_DAYS + 1)
     with pytest.raises(ModelFileError, match=r"ca\.crt expired"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     shifted(-1)
     with pytest.raises(ModelFileError, match="Set the clock"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     monkeypatch.undo()
 
     held.server_key.chmod(0o640)
     with pytest.raises(ModelFileError, match="chmod 600"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     held.server_key.chmod(0o600)
 
     other = Keys(tmp_path / "other")
@@ -274,35 +274,35 @@ def test_the_server_starts_only_with_sound_keys(
     mine, theirs = held.server_key.read_bytes(), other.server_key.read_bytes()
     held.server_key.write_bytes(theirs)
     with pytest.raises(ModelFileError, match="is not the key of"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     held.server_key.write_bytes(mine)
     held.authority.write_bytes(other.authority.read_bytes())
     with pytest.raises(ModelFileError, match="was not signed by"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     with pytest.raises(ModelFileError, match="is not the key of"):
         certificates.renew_server(held)
     held.server_certificate.write_text("damaged")
     with pytest.raises(ModelFileError, match="not a certificate"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
     held.server_certificate.unlink()
     with pytest.raises(ModelFileError, match=r"server\.pem is missing"):
-        security.verify_server(held)
+        diagnosis.verify(diagnosis.server_keys(held))
 
 
 def test_a_site_starts_only_with_sound_keys(held: Keys) -> None:
     with pytest.raises(ModelFileError, match="keys client north"):
-        security.verify_client(held, "north")
+        diagnosis.verify(diagnosis.site_keys(held, "north"))
     security.create_client(held, "north")
-    security.verify_client(held, "north")
+    diagnosis.verify(diagnosis.site_keys(held, "north"))
     held.client_key("north").chmod(0o644)
     with pytest.raises(ModelFileError, match="chmod 600"):
-        security.verify_client(held, "north")
+        diagnosis.verify(diagnosis.site_keys(held, "north"))
     held.client_key("north").write_text("damaged")
     with pytest.raises(ModelFileError, match="not a private key"):
-        security.verify_client(held, "north")
+        diagnosis.verify(diagnosis.site_keys(held, "north"))
     held.authority.unlink()
     with pytest.raises(ModelFileError, match=r"ca\.crt is missing"):
-        security.verify_client(held, "north")
+        diagnosis.verify(diagnosis.site_keys(held, "north"))
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -347,17 +347,17 @@ def test_a_roster_is_read_again_when_it_changes(tmp_path: Path) -> None:
     security.create_client(keys, "north")
     for name in ("south", "west"):
         security.create_client(Keys(tmp_path / name), name)
-        security.know(keys, Keys(tmp_path / name).client_public_key(name))
+        keys.roster.add(Keys(tmp_path / name).client_public_key(name))
     old = signer(security.load_client_key(Keys(tmp_path / "west"), "west"))
     verify = verifier(security.latest_keys(keys, "north", told.append))
     assert verify("west", b"text", old(b"text"))
     security.create_client(Keys(tmp_path / "again"), "west")
     new = signer(security.load_client_key(Keys(tmp_path / "again"), "west"))
     assert not verify("west", b"text", new(b"text"))
-    security.forget(keys, "west")  # the roster is too short for a moment: what was known stays
+    keys.roster.remove("west")  # the roster is too short for a moment: what was known stays
     assert verify("west", b"text", old(b"text"))
     assert "stays in force" in told[-1]
-    security.know(keys, Keys(tmp_path / "again").client_public_key("west"))
+    keys.roster.add(Keys(tmp_path / "again").client_public_key("west"))
     assert verify("west", b"text", new(b"text"))
     assert not verify("west", b"text", old(b"text"))
     assert told[-1] == "the roster has changed: south, west"

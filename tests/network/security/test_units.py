@@ -60,7 +60,7 @@ def test_server_and_sites_run_by_the_units_lines(tmp_path: Path) -> None:
         own = Keys(machine / "etc/fedsolve/keys")
         security.create_client(own, name)
         shutil.copy(keys.authority, own.authority)
-        security.register(keys, own.client_public_key(name))
+        keys.registered.add(own.client_public_key(name))
         settings(
             "site.toml",
             machine,

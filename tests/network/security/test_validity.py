@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedsolve.network import certificates, validity
+from fedsolve.network import certificates, gate_client
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
 from tests.command import fedsolve
@@ -65,20 +65,23 @@ def at_a_site(keys: Keys, address: str) -> Exception:
 
 def test_a_certificate_is_announced_from_thirty_days_before_its_end(tmp_path: Path) -> None:
     keys = keys_for(tmp_path / "keys", ["north"])
-    assert [one.announced for one in validity.of_server(keys)] == [None, None]
+    assert certificates.of_server(keys).announced is None
+    assert certificates.of_authority(keys).announced is None
     certificates.renew_server(keys, days=31)
-    assert validity.of_server(keys)[0].announced is None
+    assert certificates.of_server(keys).announced is None
     certificates.renew_server(keys, days=30)  # less a moment
-    text = validity.of_server(keys)[0].announced
+    text = certificates.of_server(keys).announced
     assert text is not None
     assert "the server's certificate expires in 29 days" in text
     assert "fedsolve keys renew" in text
     with shown(keys) as port:
-        seen = validity.as_served("127.0.0.1", port, keys.authority)
+        seen = gate_client.shown("127.0.0.1", port, keys.authority)
         assert seen is not None
         assert (seen.days, seen.announced) == (29, text)
-        assert validity.as_served("127.0.0.1", port, keys_for(tmp_path / "other", []).authority) is None
-    assert validity.as_served("127.0.0.1", port, keys.authority) is None
+        with pytest.raises(ssl.SSLCertVerificationError):
+            gate_client.shown("127.0.0.1", port, keys_for(tmp_path / "other", []).authority)
+    with pytest.raises(ConnectionRefusedError):
+        gate_client.shown("127.0.0.1", port, keys.authority)
     done = fedsolve("doctor", "--keys", keys.folder, "--listen", "127.0.0.1:0", "--json")
     found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
     assert found["server certificate"]["state"] == "warning"
@@ -109,12 +112,12 @@ def test_a_refused_certificate_is_answered_with_what_mends_it(
     with shown(keys) as port:
         told = at_a_site(keys, f"127.0.0.1:{port}")
         assert "has expired" in str(told)
-        assert validity.RENEW in str(told)
+        assert certificates.RENEW in str(told)
         assert "ca.crt" not in str(told)
         # Renewed over there, it goes on by itself.
         assert type(told).__name__ == "_Lost"
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=4000)
-    monkeypatch.setattr(validity, "now", lambda: later)
+    monkeypatch.setattr(certificates, "now", lambda: later)
     expired = httpx.ConnectError("certificate verify failed: certificate has expired")
     node = SiteNode(None, Connection("h:1", keys.authority, keys.client_key("north")))  # type: ignore[arg-type]
-    assert validity.ASK_FOR_AUTHORITY in str(node._explained(expired))
+    assert certificates.ASK_FOR_AUTHORITY in str(node._explained(expired))
