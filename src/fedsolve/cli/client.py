@@ -20,7 +20,7 @@ from fedsolve.cli.run_options import named_classes
 from fedsolve.cli.site_side import SITE, SiteDataOptions, SiteOptions, answerer, site_rows
 from fedsolve.container import locked
 from fedsolve.errors import DataError
-from fedsolve.network.gate import address
+from fedsolve.network.calls import address
 from fedsolve.network.keyfolder import private_folder
 from fedsolve.pages.words import known, megabytes
 from fedsolve.watching.log_lines import begin_lines, keep_lines

@@ -12,6 +12,8 @@ calls, and in which version of these calls.
 
 from __future__ import annotations
 
+from fedsolve.errors import DataError
+
 PREFIX = "/v1/fedsolve/"
 ABOUT, HELLO, PULL, LEAVE = (f"{PREFIX}{name}" for name in ("about", "hello", "pull", "leave"))
 ANSWER = f"{PREFIX}answer/"
@@ -25,3 +27,12 @@ the site has nobody waits for any more."""
 
 REPLACED, UNREGISTERED, OTHER_WIRE, UNWANTED = "replaced", "unregistered", "other wire", "unwanted"
 """Reasons of refusals: what a site does about one depends on it."""
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT or [ADDRESS]:PORT."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise DataError(f"{text!r} is not an address. Give HOST:PORT, for example 0.0.0.0:9092.")
+    return host, int(port)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError, TermError
-from fedsolve.network import certificates, gate, gate_client, security, versions
-from fedsolve.network.calls import OTHER_WIRE
+from fedsolve.network import certificates, gate_client, security, versions
+from fedsolve.network.calls import OTHER_WIRE, address
 from fedsolve.network.certificates import Validity
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys, Site, verify_private
@@ -192,7 +192,7 @@ def _dates(check: str, path: Path, remedy: str) -> Finding:
 def port(listen: str, keys: Keys | None) -> Finding:
     """Whether the server can listen there, or does so already."""
     try:
-        host, number = gate.address(listen)
+        host, number = address(listen)
         Doorway.at(host, number).close()
     except (FedsolveError, socket.gaierror) as problem:
         return _failed("port", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2)
@@ -208,10 +208,10 @@ def port(listen: str, keys: Keys | None) -> Finding:
     return _ok("port", f"{listen} is free")
 
 
-def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
+def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
     """From a site to its server: name, port, TLS, this site's certificate, wire, clock, versions."""
     try:
-        host, number = gate.address(address)
+        host, number = address(server)
     except FedsolveError as problem:
         yield _failed("server address", str(problem), "", 2)
         return
@@ -226,16 +226,16 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         return
     except ssl.SSLCertVerificationError as problem:
         reason = problem.verify_message or str(problem)
-        yield _failed("server TLS", reason, gate_client.remedy(reason, address, trusted, key), 3)
+        yield _failed("server TLS", reason, gate_client.remedy(reason, server, trusted, key), 3)
         return
     except ssl.SSLError as problem:
         yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
         return
     except (OSError, ValueError, FedsolveError) as problem:
         remedy = "Is the server started? Does a firewall let this machine reach that port?"
-        yield _failed("server port", f"{address}: {problem}", remedy, 3)
+        yield _failed("server port", f"{server}: {problem}", remedy, 3)
         return
-    yield _ok("server port", f"{address} answers")
+    yield _ok("server port", f"{server} answers")
     if shown is None:
         plain = "plain HTTP: anybody on the way reads and changes everything"
         yield Finding("server TLS", "warning", plain)
@@ -245,16 +245,16 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
             seen = text.removesuffix(f" {shown.remedy}")
             yield Finding("server certificate", "warning", seen, shown.remedy)
     if keys is None or name is not None:
-        yield from _known(address, trusted, key, name)
+        yield from _known(server, trusted, key, name)
 
 
-def _known(address: str, trusted: Path | None, key: Any, name: str | None) -> Iterator[Finding]:
+def _known(server: str, trusted: Path | None, key: Any, name: str | None) -> Iterator[Finding]:
     """Whether the server lets this site in, under its name; clocks and versions of both."""
     import httpx
 
     register = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
     try:
-        about, clock = gate_client.look(address, trusted, key)
+        about, clock = gate_client.look(server, trusted, key)
         there, site = about["versions"], about["site"]
     except gate_client.Refused as refusal:
         if refusal.reason == OTHER_WIRE:

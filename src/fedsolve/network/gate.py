@@ -27,32 +27,34 @@ import os
 import re
 import resource
 import secrets
-import signal
 import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedsolve import version
-from fedsolve.errors import DataError, FedsolveError
+from fedsolve.errors import FedsolveError
 from fedsolve.network import calls, versions
-from fedsolve.network.admission import Caller, Refusal, Register, declared_size
-from fedsolve.network.certificates import load_certificate, load_key, public_pem
+from fedsolve.network.certificates import anchors, load_certificate, load_key, public_pem
 from fedsolve.network.doorway import Doorway
-from fedsolve.network.keyfolder import Keys
-from fedsolve.network.mailbox import Mailbox
+from fedsolve.network.keyfolder import Keys, Site
+from fedsolve.network.mailbox import Caller, Mailbox, Refusal
 from fedsolve.network.parcels import PIECE
+from fedsolve.network.security import WatchedFile
 from fedsolve.watching import log_lines
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 PER_SITE = 8
 """Connections that a site may have; one more closes its oldest."""
@@ -69,7 +71,36 @@ _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
 
-SiteCall = Callable[["Request", Caller], Awaitable["Response"]]
+SiteCall = Callable[["Gate", Request, Caller], Awaitable[Response]]
+
+
+class Register:
+    """The registered sites by public key, read again whenever the file changes.
+
+    A list that cannot be read lets nobody in: the alternative would keep in a site just removed.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        def read() -> dict[bytes, Site]:
+            sites = keys.registered.sites()
+            _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
+            return {site.pem: site for site in sites.values()}
+
+        def failed(problem: Exception, _: object) -> dict[bytes, Site]:
+            _log.error("nobody is let in: %s", problem)
+            return {}
+
+        self._sites = WatchedFile(keys.registered.path, read, failed)
+        self._trusted: set[bytes] = set()
+
+    def site(self, pem: bytes) -> Site | None:
+        return self._sites().get(pem)
+
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Let the handshakes of registered sites succeed; a site that is removed is refused by `site`."""
+        if new := self._sites().keys() - self._trusted:
+            context.load_verify_locations(cadata=anchors(new))
+            self._trusted |= new
 
 
 class Gate:
@@ -88,27 +119,30 @@ class Gate:
         self._versions = versions()
 
     def app(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-
-        every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-        posts = {calls.HELLO: self._hello, calls.PULL: self._pull, calls.LEAVE: self._leave}
-        posts[f"{calls.ANSWER}{{message:str}}"] = self._answer
-        routes = [
-            Route(calls.ABOUT, partial(self._call, self._about), methods=["GET"]),
-            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in posts.items()),
-            Route("/{rest:path}", self._anything, methods=every),
-        ]
-        app = Starlette(routes=routes, lifespan=self._lifespan)
+        posts: dict[str, SiteCall] = {
+            calls.HELLO: Gate._hello,
+            calls.PULL: Gate._pull,
+            calls.LEAVE: Gate._leave,
+            f"{calls.ANSWER}{{message:str}}": Gate._answer,
+        }
+        routes = [Route(calls.ABOUT, self._for_sites(Gate._about), methods=["GET"])]
+        routes += [Route(path, self._for_sites(call), methods=["POST"]) for path, call in posts.items()]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={
+                HTTPException: self._unknown,
+                Refusal: self._refuse,
+                ClientDisconnect: lambda request, gone: Response(status_code=400),
+            },
+        )
         app.router.redirect_slashes = False
         return app
 
-    @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        watch = asyncio.create_task(self.mailbox.keep_watch())
-        _log.info("open, %s", "INSECURE" if self._register is None else "TLS")
-        yield
-        watch.cancel()
+    def _for_sites(self, call: SiteCall) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await call(self, request, self._caller(request))
+
+        return answer
 
     # -- who calls -------------------------------------------------------------------------------
 
@@ -167,35 +201,17 @@ class Gate:
             raise Refusal(401, "this site is not registered at the server any more.", calls.UNREGISTERED)
         return Caller(site.name, site.name, process)
 
-    async def _call(self, call: SiteCall, request: Request) -> Response:
-        """A call of a site that may take part."""
-        from starlette.requests import ClientDisconnect
-
-        try:
-            return await call(request, self._caller(request))
-        except Refusal as refusal:
-            return self._refuse(request, refusal)
-        except ClientDisconnect:
-            return _json({"code": 400, "detail": "the sender went away."}, 400)
-
     # -- calls -----------------------------------------------------------------------------------
-
-    async def _anything(self, request: Request) -> Response:
-        return self._refuse(request, Refusal(404, "this call is not for the network."))
 
     async def _about(self, _: Request, caller: Caller) -> Response:
         about = {"site": caller.name, "wire": version.WIRE, "wait": WAIT}
-        return _json({**about, "time": time.time(), "versions": self._versions})
+        return JSONResponse({**about, "time": time.time(), "versions": self._versions})
 
     async def _hello(self, request: Request, caller: Caller) -> Response:
         self.mailbox.hole(caller)
         return await self._about(request, caller)
 
     async def _pull(self, request: Request, caller: Caller) -> Response:
-        from starlette.requests import ClientDisconnect
-        from starlette.responses import Response as Plain
-        from starlette.responses import StreamingResponse
-
         try:
             have = json.loads(await whole(request))["have"]
             if not all(isinstance(each, str) and _WORD.fullmatch(each) for each in have):
@@ -215,14 +231,14 @@ class Gate:
             raise ClientDisconnect from None
         headers = {calls.DROPPED: ",".join(self.mailbox.dropped(hole, have))}
         if post is None:
-            return Plain(status_code=204, headers=headers)
+            return Response(status_code=204, headers=headers)
         headers |= {calls.MESSAGE: post.id, calls.BODY: post.digest, "content-length": str(post.size)}
         try:
             if post.size <= PIECE:  # read in less time than a thread takes to begin
-                return Plain((self.mailbox.folder / post.file).read_bytes(), headers=headers)
+                return Response((self.mailbox.folder / post.file).read_bytes(), headers=headers)
             stream = await asyncio.to_thread(open, self.mailbox.folder / post.file, "rb")
         except FileNotFoundError:  # dropped at this moment
-            return Plain(status_code=204)
+            return Response(status_code=204)
 
         async def pieces() -> AsyncIterator[bytes]:
             try:
@@ -258,15 +274,19 @@ class Gate:
             path.unlink(missing_ok=True)
             raise
         self.mailbox.answered(hole, post, file, digest)
-        return _json({})
+        return JSONResponse({})
 
     async def _leave(self, _: Request, caller: Caller) -> Response:
         self.mailbox.leave(self.mailbox.hole(caller))
-        return _json({})
+        return JSONResponse({})
 
     # -- what happened ---------------------------------------------------------------------------
 
-    def _refuse(self, request: Request, refusal: Refusal) -> Response:
+    def _unknown(self, request: Request, problem: Exception) -> Response:
+        return self._refuse(request, Refusal(404, "this call is not for the network."))
+
+    def _refuse(self, request: Request, refusal: Exception) -> Response:
+        assert isinstance(refusal, Refusal)
         path = ascii(request.url.path[:80])[1:-1]
         # By sender and reason: a sender chooses its paths, and could fill the disk with them.
         sender = request.client.host if request.client else "?"
@@ -274,7 +294,7 @@ class Gate:
         self._once(text, topic, sender=sender, path=path, status=refusal.status)
         # The rest of a refused body is not read, so the connection cannot be used again.
         document = {"code": refusal.status, "reason": refusal.reason, "detail": str(refusal)}
-        return _json(document, refusal.status, {"connection": "close"})
+        return JSONResponse(document, refusal.status, {"connection": "close"})
 
     def _once(self, text: str, topic: str | None = None, **fields: Any) -> bool:
         """Log a line that would otherwise come with every call of a site: once a minute for each topic.
@@ -296,7 +316,6 @@ class Gate:
 
 def connections(gate: Gate) -> Any:
     """The class of uvicorn's connections that tells this gate of them."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class SiteConnection(H11Protocol):  # type: ignore[misc, unused-ignore]
         def connection_made(self, transport: Any) -> None:
@@ -334,10 +353,14 @@ def until_gone(app: Any) -> Any:
     return answering
 
 
-def _json(document: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(document, status, headers)
+def declared_size(headers: Mapping[str, str], most: int) -> int:
+    """The size of the body in bytes, from the headers; refused if it is not declared, or more than `most`."""
+    declared = headers.get("content-length", "")
+    if not declared.isdecimal():
+        raise Refusal(411, "the size of the body must be declared.")
+    if len(declared) > 20 or int(declared) > most:
+        raise Refusal(413, f"{declared[:20]} bytes in one call; at most {most:,} are taken.", "size")
+    return int(declared)
 
 
 async def whole(request: Request) -> bytes:
@@ -386,31 +409,54 @@ async def _in_time(request: Request) -> AsyncIterator[bytes]:
 # ----------------------------------------------------------------------------------- as a process
 
 
-def address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [ADDRESS]:PORT."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise DataError(f"{text!r} is not an address. Give HOST:PORT, for example 0.0.0.0:9092.")
-    return host, int(port)
+class Server(uvicorn.Server):
+    """uvicorn, which opens the mailbox when it listens, and ends with the process that started it."""
 
+    def __init__(self, config: uvicorn.Config, mailbox: Mailbox, door: Doorway, parent: int) -> None:
+        super().__init__(config)
+        self._mailbox, self._door, self._parent = mailbox, door, parent
+        self._tasks: list[asyncio.Task[None]] = []
 
-def command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -> list[str]:
-    """The command line of a gate that ends when the calling process does; its log goes to stderr.
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self._mailbox.open()
+        threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
+        watches = self._mailbox.keep_watch(), self._door.keep_time(), self._keep_parent(), self._report()
+        self._tasks = [asyncio.create_task(watch) for watch in watches]
 
-    mail: the folder of messages and answers. The gate is told on its standard input what to do, and says on
-          its standard output what happens (`mailbox`).
-    """
-    address(listen)
-    held = [] if keys is None else [str(Path(keys).absolute())]
-    place = [listen, str(mail.absolute()), str(os.getpid()), *held]
-    return [sys.executable, "-m", "fedsolve.network.gate", *place]
+    async def shutdown(self, sockets: Any = None) -> None:
+        self._mailbox.close()
+        for task in self._tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear what the server says, until it ends."""
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(self._mailbox.take, json.loads(line))
+        self._close()
+
+    def _close(self) -> None:
+        _log.info("the server process is gone; the gate closes.")
+        self.should_exit = True
+
+    async def _keep_parent(self) -> None:
+        # A process that the server forked may hold the pipe open when the server is killed.
+        while os.getppid() == self._parent:
+            await asyncio.sleep(0.25)
+        self._close()
+
+    async def _report(self) -> None:
+        seen = 0
+        while True:
+            await asyncio.sleep(_LOG_AGAIN)
+            if (now := self._door.turned_away.total()) > seen:
+                _log.warning("connections of strangers closed so far: %s", dict(self._door.turned_away))
+                seen = now
 
 
 def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
     """Run the gate until it is told to stop or its parent is gone. folder: of keys."""
-    import uvicorn
-
     log_lines.begin("gate", logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     keys = None if folder is None else Keys(folder)
@@ -418,7 +464,7 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
-    door = Doorway.at(*address(listen))
+    door = Doorway.at(*calls.address(listen))
     # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
     told = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)
@@ -446,61 +492,16 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
         gate.trust(config.ssl)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    server = uvicorn.Server(config)
+    server = Server(config, mailbox, door, int(parent))
     gc.freeze()  # what is there now stays: collections look at connections only
-    asyncio.run(_serve(server, door, mailbox, int(parent)))
+    _log.info("open, %s", "INSECURE" if keys is None else "TLS")
+    server.run(sockets=[door])
     return 0 if server.started else 1
 
 
 def _tell(told: BinaryIO, event: dict[str, Any]) -> None:
     with suppress(BrokenPipeError):  # the server is gone; the gate closes by itself
         told.write(json.dumps(event).encode() + b"\n")
-
-
-def _listen(mailbox: Mailbox, loop: asyncio.AbstractEventLoop) -> None:
-    """Hear what the server says, until it ends."""
-    for line in sys.stdin.buffer:
-        loop.call_soon_threadsafe(mailbox.take, json.loads(line))
-    _close()
-
-
-def _close() -> None:
-    _log.info("the server process is gone; the gate closes.")
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int) -> None:
-    loop = asyncio.get_running_loop()
-    threading.Thread(target=_listen, args=(mailbox, loop), daemon=True).start()
-
-    async def watch() -> None:
-        # A process that the server forked may hold the pipe open when the server is killed.
-        while not server.should_exit:
-            await asyncio.sleep(0.25)
-            if os.getppid() != parent:
-                _close()
-                break
-        mailbox.close()
-
-    async def opened() -> None:
-        while not server.started:
-            await asyncio.sleep(0.02)
-        mailbox.open()
-
-    async def report() -> None:
-        seen = 0
-        while True:
-            await asyncio.sleep(_LOG_AGAIN)
-            if (now := door.turned_away.total()) > seen:
-                _log.warning("connections of strangers closed so far: %s", dict(door.turned_away))
-                seen = now
-
-    tasks = [asyncio.create_task(task) for task in (opened(), watch(), door.keep_time(), report())]
-    try:
-        await server.serve(sockets=[door])
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 if __name__ == "__main__":

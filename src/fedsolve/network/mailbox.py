@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.network.admission import Caller, Refusal
 from fedsolve.network.calls import REPLACED, UNWANTED
 
 _log = logging.getLogger("fedsolve.gate")
@@ -45,6 +44,27 @@ HUNG_UP = 10.0
 _COMING = 1.0
 _LONG = 1 << 20
 """Bytes of an answer whose first part is worth telling, too: its site may freeze after it."""
+
+
+class Refusal(Exception):
+    """A call that is refused: the status and the sentence that the sender gets.
+
+    reason: the same for all sentences that differ only in what the sender wrote.
+    """
+
+    def __init__(self, status: int, sentence: str, reason: str = "") -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.reason = reason or sentence
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a call. site: tells sites apart, `process` their starts; name: where there is a list."""
+
+    site: str
+    name: str | None
+    process: str
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from fedsolve.errors import CohortError, ModelFileError
+from fedsolve.network.calls import address
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys, private_folder
@@ -71,12 +73,10 @@ def serving(
 def _gate(
     log: Path, listen: str, mail: Path, keys: Path | None, style: Style = "text"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    from fedsolve.network import gate
-
-    check_free(*gate.address(listen))
+    check_free(*address(listen))
     with begin_log(log, style) as stream:
         process = subprocess.Popen(
-            gate.command(listen, mail, keys),
+            gate_command(listen, mail, keys),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stream,
@@ -95,6 +95,17 @@ def _gate(
         assert process.stdin is not None
         with suppress(OSError):  # what was not said yet is of no use any more
             process.stdin.close()
+
+
+def gate_command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -> list[str]:
+    """The command line of a gate that ends when the calling process does; its log goes to stderr.
+
+    mail: the folder of messages and answers. The gate is told on its standard input what to do, and says on
+          its standard output what happens (`mailbox`).
+    """
+    held = [] if keys is None else [str(Path(keys).absolute())]
+    place = [listen, str(mail.absolute()), str(os.getpid()), *held]
+    return [sys.executable, "-m", "fedsolve.network.gate", *place]
 
 
 def check_free(host: str, port: int) -> None:

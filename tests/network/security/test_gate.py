@@ -76,7 +76,7 @@ def test_messages_and_answers_arrive_whole(deployment: Deployment, north: Caller
     client = north.client(deployment.gate)
     client.hello()
     sent = np.random.default_rng(size).bytes(size)
-    (message,) = deployment.link.send([deployment.node("north").id], NOTE, sent)
+    (message,) = deployment.link.send([deployment.node("north").id], NOTE, sent, size)
     found = client.pull([], 1 << 30)
     assert found is not None
     assert (found[0], found[1], found[2].tobytes()) == (message, NOTE, sent)

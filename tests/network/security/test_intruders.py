@@ -15,11 +15,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 import fedsolve as fs
 from fedsolve.errors import CohortError
-from fedsolve.network import certificates, gate
+from fedsolve.network import certificates
 from fedsolve.network.answering import Answerer
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
 from fedsolve.network.security import site_key
+from fedsolve.network.service import gate_command
 
 from .conftest import STRANGER, Deployment
 from .processes import free_ports, gone, listening, running
@@ -59,8 +60,8 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
     parent = (
         "import subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "from fedsolve.network import gate\n"
-        f"line = gate.command({outer!r}, Path({str(tmp_path)!r}), {str(keys.folder)!r})\n"
+        "from fedsolve.network.service import gate_command\n"
+        f"line = gate_command({outer!r}, Path({str(tmp_path)!r}), {str(keys.folder)!r})\n"
         "subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
         "time.sleep(600)\n"
     )
@@ -74,7 +75,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_a_gate_without_its_files_says_which(tmp_path: Path) -> None:
-    line = gate.command("127.0.0.1:9", tmp_path, tmp_path / "nothing")
+    line = gate_command("127.0.0.1:9", tmp_path, tmp_path / "nothing")
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "ca.crt is missing" in done.stderr
