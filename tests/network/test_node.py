@@ -39,6 +39,7 @@ class PretendedGate:
             raise problem
 
     clock = 0.0
+    certificate = None
 
     def hello(self) -> None:
         self.hellos += 1
