@@ -220,7 +220,7 @@ def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Fin
     try:
         if keys is not None and name is not None:
             key = security.load_client_key(keys, name)
-        shown = gate_client.shown(host, number, trusted)
+        shown = gate_client.shown(host, number, trusted, key)
     except socket.gaierror as problem:
         yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
         return

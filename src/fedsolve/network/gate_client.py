@@ -193,15 +193,16 @@ def _refused(response: Any) -> dict[str, Any]:
 # -- whether the server is who it should be ----------------------------------------------------------
 
 
-def shown(host: str, port: int, authority: Path | None) -> Validity | None:
+def shown(host: str, port: int, authority: Path | None, key: Any = None) -> Validity | None:
     """The certificate by which a server proves itself, None for one without TLS.
 
-    An OSError or ValueError where there is none, or it is not believed.
+    An OSError or ValueError where there is none, or it is not believed. key: of the site that looks, which
+    the gate otherwise takes for a stranger.
     """
     with socket.create_connection((host, port), timeout=_PATIENCE) as plain:
         if authority is None:
             return None
-        with site_context(authority, None).wrap_socket(plain, server_hostname=host) as link:
+        with site_context(authority, key).wrap_socket(plain, server_hostname=host) as link:
             return _proof(link)
 
 
