@@ -409,7 +409,7 @@ async def _in_time(request: Request) -> AsyncIterator[bytes]:
 # ----------------------------------------------------------------------------------- as a process
 
 
-class Server(uvicorn.Server):
+class GateServer(uvicorn.Server):
     """uvicorn, which opens the mailbox when it listens, and ends with the process that started it."""
 
     def __init__(self, config: uvicorn.Config, mailbox: Mailbox, door: Doorway, parent: int) -> None:
@@ -492,7 +492,7 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
         gate.trust(config.ssl)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    server = Server(config, mailbox, door, int(parent))
+    server = GateServer(config, mailbox, door, int(parent))
     gc.freeze()  # what is there now stays: collections look at connections only
     _log.info("open, %s", "INSECURE" if keys is None else "TLS")
     server.run(sockets=[door])
