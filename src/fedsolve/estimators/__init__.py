@@ -14,11 +14,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from sklearn.utils.validation import validate_data
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.kernel_model import KernelModel
@@ -26,16 +24,13 @@ from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.errors import DataError
 from fedsolve.estimators.estimator_bases import (
-    REAL,
     DeepSilo,
     LinearClassifier,
     LinearSilo,
     SiloClassifier,
     SiloEstimator,
     SiloRegressor,
-    calibrations_over,
     class_labels,
-    row_weights,
 )
 from fedsolve.federation.method import Method
 from fedsolve.federation.recipe import Tried
@@ -59,16 +54,6 @@ class AFLClassifier(LinearClassifier, LinearSilo):
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows alone; `partial_fit` may add to them later."""
-        features, labels, weights = self._read(X, y, sample_weight)
-        silo = self._learn(features, labels, weights, first=True, classes=np.unique(labels))
-        if self.calibrate:
-            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
-            self.model_.calibration = calibrations_over(silo, method).get("shared")
-            self._too_few = self.model_.calibration is None
-        return self
-
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
 
@@ -82,9 +67,7 @@ class AFLClassifier(LinearClassifier, LinearSilo):
             )
         first = not hasattr(self, "model_")
         declared = self._declared(classes, first)
-        features, y = validate_data(self, X, y, dtype=REAL, reset=first)
-        labels = class_labels(y)
-        self._learn(features, labels, row_weights(features, labels, sample_weight), first, declared)
+        self._learn(*self._read(X, y, sample_weight, first), first, declared)
         return self
 
     def _declared(self, classes: Any, first: bool) -> Array:
@@ -109,14 +92,6 @@ class AFLRegressor(SiloRegressor, LinearSilo):
     third of the rows out for `predict_interval`, then learn from all: two fits.
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows alone; `partial_fit` may add to them later."""
-        silo = self._learn(*self._read(X, y, sample_weight), first=True)
-        if self.calibrate:
-            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
-            self.model_.spread = calibrations_over(silo, method).get("spread")
-        return self
-
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows."""
         first = not hasattr(self, "model_")
@@ -138,15 +113,9 @@ class AFLRegressor(SiloRegressor, LinearSilo):
 class DeepAFLClassifier(SiloClassifier, DeepSilo):
     """Deep residual classifier, layer by layer in closed form: DeepAFL over one silo.
 
-    layers:         number of residual blocks; layers + 1 classifiers come out (`staged_predict`).
-    width:          features per layer; hidden_width: random features of a block, as width when None.
-    ridge:          penalty of every classifier; residual_ridge: penalty of every block.
-    activation:     of the blocks; zero_activation: of the first projection.
-    gain:           factor on the blocks' random projections.
-    block_input:    "previous" or "initial": which features a block starts from.
-    scale:          "standard" standardises columns by their sums, "centred" centres them; None leaves them.
+    The parameters are those of `fedsolve.DeepAFL`, and
+
     fit_intercept:  centre features and labels by their sums.
-    precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
 
@@ -294,10 +263,7 @@ class KernelAFLRegressor(SiloRegressor, KernelSilo):
 class KernelAFLClassifier(SiloClassifier, KernelSilo):
     """Gaussian kernel machine by landmarks: KernelAFL over one silo.
 
-    landmarks:    how many; None follows the number of rows. steps: of conjugate gradients, where there are
-                  more than 1,024 landmarks. ridge: penalty on the weights.
-    bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
-    scale:        "standard" standardises columns by their sums; None leaves them as they are.
+    The parameters are those of `fedsolve.KernelAFL`, and
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
 
     class_weight, calibrate and attributes as in `AFLClassifier`, without coefficients.

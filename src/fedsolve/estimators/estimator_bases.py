@@ -58,12 +58,38 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     model_: Model
     _task: Literal["classification", "regression"]
 
+    _too_few = False
+    calibrate: bool
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows alone."""
+        features, targets, weights = self._read(X, y, sample_weight)
+        with warnings.catch_warnings():
+            # Told by predict_proba and predict_interval, to whom it concerns.
+            warnings.simplefilter("ignore", CalibrationWarning)
+            self._train(features, targets, self._class_weighted(targets, weights))
+        self._too_few = self.calibrate and self.model_.calibration is None
+        return self
+
+    def _train(self, features: Array, targets: Array, weights: Array | None) -> None:
+        recipe = Recipe(self._method(features, targets), calibrate=self.calibrate, biases=False)
+        self.model_ = self._knowing_columns(recipe.fit(self._silo(features, targets, weights)))
+
+    @abstractmethod
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, first: bool = True
+    ) -> tuple[Array, Array, Array | None]:
+        """Features, targets and weights; first: rather than added to rows before."""
+
+    def _class_weighted(self, targets: Array, weights: Array | None) -> Array | None:
+        return weights
+
     def predict(self, X: Any) -> Array:
         """Classes with the largest score, or targets in the shape y had."""
         return self._decide(self._scores(X))
 
     def _scores(self, X: Any) -> Array:
-        features = self._features(X)
+        features = self._features(X)  # refuses an estimator that is not fitted
         return self.model_.decision_function(features)
 
     def _features(self, X: Any) -> Array:
@@ -115,6 +141,8 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """All rows in the hands of one client; `given`: the features before they were moved."""
         rows = SiloRows(features, targets, weights=weights)
         rows.given = features if given is None else given
+        if classes is None and self._task == "classification":
+            classes = np.unique(targets)
         return LocalFederation(
             [Participant("client-0", rows, memory_budget=LOCAL_MEMORY)],
             classes=None if classes is None else classes.tolist(),
@@ -127,7 +155,6 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
-    _too_few = False
 
     calibrate: bool = True
     class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
@@ -168,22 +195,17 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        features, labels, weights = self._read(X, y, sample_weight)
-        silo = self._silo(features, labels, weights, np.unique(labels))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)  # told by predict_proba, to whom it concerns
-            recipe = Recipe(self._method(features, labels), calibrate=self.calibrate, biases=False)
-            self.model_ = self._knowing_columns(recipe.fit(silo))
-        self._too_few = self.calibrate and self.model_.calibration is None
-        return self
-
-    def _class_weighted(self, labels: Array, weights: Array | None) -> Array | None:
+    def _class_weighted(self, targets: Array, weights: Array | None) -> Array | None:
         """The weights of the rows, times those of their classes where classes are balanced."""
+        left = np.unique(targets if weights is None else targets[weights > 0])
+        if len(left) < 2:
+            raise DataError(
+                f"y has only one class ({left[0].item()!r}) in its {len(targets)} rows, those of zero "
+                "sample_weight left out; a classifier needs at least two."
+            )
         if self.class_weight is None:
             return weights
-        classes, codes = np.unique(labels, return_inverse=True)
+        classes, codes = np.unique(targets, return_inverse=True)
         if isinstance(self.class_weight, Mapping):
             per_class = np.array([float(self.class_weight.get(name, 1.0)) for name in classes.tolist()])
         else:
@@ -192,18 +214,12 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         by_class = per_class[codes]
         return by_class if weights is None else by_class * weights
 
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
-        """Features, labels and weights of a whole training set."""
-        features, y = validate_data(self, X, y, dtype=REAL)
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, first: bool = True
+    ) -> tuple[Array, Array, Array | None]:
+        features, y = validate_data(self, X, y, dtype=REAL, reset=first)
         labels = class_labels(y)
-        weights = self._class_weighted(labels, row_weights(features, labels, sample_weight))
-        left = np.unique(labels if weights is None else labels[weights > 0])
-        if len(left) < 2:
-            raise DataError(
-                f"y has only one class ({left[0].item()!r}) in its {len(labels)} rows, those of zero "
-                "sample_weight left out; a classifier needs at least two."
-            )
-        return features, labels, weights
+        return features, labels, row_weights(features, labels, sample_weight)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -214,15 +230,6 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
     _flat: bool = field(init=False)
 
     calibrate: bool = True
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        features, targets, weights = self._read(X, y, sample_weight)
-        recipe = Recipe(self._method(features, targets), calibrate=self.calibrate)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)  # told by predict_interval, where it matters
-            self.model_ = self._knowing_columns(recipe.fit(self._silo(features, targets, weights)))
-        return self
 
     def predict_interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:
         """Between which two numbers the targets lie with this probability, by the errors on rows held out."""
@@ -246,7 +253,6 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
     def _read(
         self, X: Any, y: Any, sample_weight: Any, first: bool = True
     ) -> tuple[Array, Array, Array | None]:
-        """Features, targets (rows, targets) and weights."""
         features, y = validate_data(self, X, y, dtype=REAL, multi_output=True, y_numeric=True, reset=first)
         targets: Array = np.asarray(y, dtype=np.float64)
         flat, targets = targets.ndim == 1, targets.reshape(len(targets), -1)
@@ -293,6 +299,13 @@ class LinearSilo(SiloEstimator):
 
     ridge: float | Literal["auto"] = "auto"
     fit_intercept: bool = True
+
+    def _train(self, features: Array, targets: Array, weights: Array | None) -> None:
+        silo = self._learn(features, targets, weights, first=True)
+        if self.calibrate:
+            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
+            found = calibrations_over(silo, method)
+            self.model_.calibration, self.model_.spread = found.get("shared"), found.get("spread")
 
     def _learn(
         self,
@@ -377,10 +390,8 @@ class DeepSilo(SiloEstimator):
 def calibrations_over(silo: LocalFederation, method: Method[Any]) -> dict[str, Any]:
     """What rows held out say of a method: the stages of a run before it trains on all rows."""
     run = Recipe(method, calibrate=True, biases=False).start(silo.describe())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        while (asked := run.request(silo.clients)) is not None and run.stage != "training":
-            run.absorb(silo.exchange(asked, run.chain))
+    while (asked := run.request(silo.clients)) is not None and run.stage != "training":
+        run.absorb(silo.exchange(asked, run.chain))
     return dict(run.calibrations)
 
 
