@@ -71,10 +71,10 @@ def test_all_sites_find_one_seed_and_answer_only_for_it() -> None:
     seed = draw_seed(post, NAMES, ABOUT)
     assert draw_seed(post, NAMES, ABOUT) == seed  # a repeat is a repeat
     assert draw_seed(post, NAMES[:3], ABOUT) != seed
-    another = {"ask": "commit", "run": "another", "about": ABOUT}
-    bound = {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, another)).items()}
-    with pytest.raises(fs.TermError, match="a second seed is drawn for the same method and sites"):
-        asked(post, to_bytes({}, {**another, "ask": "reveal", "commitments": bound, "names": list(NAMES)}))
+    for what in ("commit", "reveal", "seed"):
+        another = {"ask": what, "run": "another", "about": ABOUT, "names": list(NAMES)}
+        with pytest.raises(fs.TermError, match="a second seed is drawn for the same method and sites"):
+            asked(post, to_bytes({}, another))
     book = post.sites["north"].book
     book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), NAMES)
     book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), None)
@@ -114,7 +114,8 @@ def test_a_dropped_reveal_gives_no_seed(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (lambda name, note: note | {"commitments": note.get("commitments", {}) | FORGED}, "signed"),
         (lambda name, note: note | {"numbers": note.get("numbers", {}) | FORGED}, "signed"),
-        (lambda name, note: note | ({"about": "x"} if note["ask"] == "reveal" else {}), "to nothing"),
+        (lambda name, note: note | ({"about": "x"} if note["ask"] == "reveal" else {}), "a second seed"),
+        (lambda name, note: note | ({"ask": "reveal"} if note["ask"] == "commit" else {}), "to nothing"),
         (lambda name, note: None if (name, note["ask"]) == ("west", "reveal") else note, "drawing goes on"),
     ],
 )
@@ -129,8 +130,7 @@ def test_a_number_is_shown_to_one_list_of_commitments(tmp_path: Path) -> None:
     post.sites = {name: post.start(name) for name in NAMES}  # all of them start again
     assert draw_seed(post, NAMES, ABOUT) == first
     forged = {name: [value.replace("0", "1"), by] for name, (value, by) in _commitments(post).items()}
-    letter = {"ask": "reveal", "run": drawing_of(ABOUT, NAMES), "about": ABOUT}
-    letter["names"] = list(NAMES)
+    letter = {"ask": "reveal", "run": drawing_of(ABOUT, NAMES), "about": ABOUT, "names": list(NAMES)}
     with pytest.raises(fs.TermError, match="is not signed by"):
         asked(post, to_bytes({}, {**letter, "commitments": forged}))
     fewer = {name: told for name, told in _commitments(post).items() if name != "west"}
@@ -139,5 +139,5 @@ def test_a_number_is_shown_to_one_list_of_commitments(tmp_path: Path) -> None:
 
 
 def _commitments(post: Post) -> dict[str, list[str]]:
-    letter = {"ask": "commit", "run": drawing_of(ABOUT, NAMES), "about": ABOUT}
+    letter = {"ask": "commit", "run": drawing_of(ABOUT, NAMES), "about": ABOUT, "names": list(NAMES)}
     return {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, letter)).items()}

@@ -1,7 +1,7 @@
 """A seed that nobody chose: sites commit to a number, then show it; the seed is a hash of all of them.
 
-    commit   what is drawn for                         -> SHA-256 of a secret number, signed
-    reveal   all commitments, and for which sites      -> the number, signed
+    commit   what is drawn for, and by which sites     -> SHA-256 of a secret number, signed
+    reveal   all commitments                           -> the number, signed
     seed     all numbers, told to every site           -> the seed, as this site finds it
 
 Of more than 64 sites, 64 draw for all (`notes.committee`), or four times as many as may collude: one that is
@@ -24,7 +24,7 @@ from fedsolve.container import from_bytes, to_bytes
 from fedsolve.errors import CohortError, TermError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
-from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose
+from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose, text
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.signatures import Sign, Verify
@@ -85,8 +85,9 @@ class SeedBook:
         return sum("seed" not in entry for entry in self._entries.values())
 
     def enter(self, run: str, entry: Mapping[str, Any]) -> None:
-        self._entries[run] = dict(entry)
-        self._shelf.keep("seeds.json", self._entries)
+        if entry != self._entries.get(run):
+            self._entries[run] = dict(entry)
+            self._shelf.keep("seeds.json", self._entries)
 
     def drew(self, seed: int, about: str, names: Iterable[str] | None = None) -> bool:
         """Whether this seed was drawn for this; names: by these very sites."""
@@ -102,9 +103,7 @@ class SeedBook:
         names: with these very sites; among seeds of other cohorts whoever asks could choose.
         """
         seed = opening["parameters"].get("seed")
-        if seed is None:
-            return
-        if not self.drew(seed, about_opening(opening), names):
+        if seed is not None and not self.drew(seed, about_opening(opening), names):
             raise TermError(
                 f"the seed {ascii(seed)[:20]} of this run was not drawn by all sites together for this "
                 "method; this site answers no other."
@@ -130,13 +129,7 @@ class SeedSite:
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
         note = _read(letter)
-        run, about = str(note.get("run")), str(note.get("about"))
-        entry = self.book.entry(run)
-        if note.get("ask") == "commit":
-            return self._commit(run, about, entry)
-        told = note.get("ask") == "seed" and (entry is None or "number" not in entry)  # others draw
-        if not told and (entry is None or entry["about"] != about):
-            raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
+        what, run, about = (text(note, part) for part in ("ask", "run", "about"))
         names = listed(note, "names")
         if self.name not in names or len(names) < LEAST_COHORT:
             raise TermError(f"'{self.name}' is not among at least {LEAST_COHORT} sites that draw a seed.")
@@ -144,81 +137,75 @@ class SeedSite:
             raise TermError(
                 "a second seed is drawn for the same method and sites: whoever asks could choose."
             )
-        drawing = committee(names, about, self._colluders)
-        if entry is None or told:
-            if self.name in drawing:
-                raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
-            numbers = self._believed("reveal", run, about, _table(note, "numbers"))
-            check_all_shown(dict.fromkeys(drawing, ""), numbers)
-            return self._agreed(run, entry or {"about": about}, numbers)
-        if note.get("ask") == "reveal":
-            return self._reveal(run, entry, _table(note, "commitments"), drawing)
-        if note.get("ask") == "seed":
-            return self._seed(run, entry, _table(note, "numbers"))
-        raise TermError(f"unknown letter {ascii(note.get('ask'))[:40]} about a seed.")
+        drawing, entry = committee(names, about, self._colluders), self.book.entry(run) or {"about": about}
+        if what == "seed":
+            return self._seed(run, entry, note, drawing)
+        if what not in ("commit", "reveal"):
+            raise TermError(f"unknown letter {ascii(what)[:40]} about a seed.")
+        if what == "commit" and self.name in drawing:
+            entry = self._committed(run, entry)
+        if "number" not in entry:
+            raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
+        if what == "reveal":
+            self._check_bound(run, entry, note, drawing)
+        value = bound_by(entry["number"]) if what == "commit" else entry["number"]
+        return _letter(value=value, signature=self._sign(_signed(what, run, about, self.name, value)).hex())
 
-    def _commit(self, run: str, about: str, entry: dict[str, Any] | None) -> bytes:
-        if entry is None:
+    def _committed(self, run: str, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry of a drawing with a number of this site, which is on the disk."""
+        if "number" not in entry:
             if self.book.void() >= MOST_VOID:
                 raise CohortError(
                     f"{MOST_VOID} drawings were begun with this site and have no seed; somebody may be "
                     "choosing. It takes no part until its people have asked why, and removed seeds.json."
                 )
-            entry = {"about": about, "number": self._random(_NUMBER_BYTES).hex()}
+            entry = {**entry, "number": self._random(_NUMBER_BYTES).hex()}
             self.book.enter(run, entry)
-        if entry["about"] != about:
-            raise TermError("the run is about something else than when this site committed to a number.")
-        bound = bound_by(entry["number"])
-        signature = self._sign(_signed("commit", run, about, self.name, bound))
-        return _letter(value=bound, signature=signature.hex())
+        return entry
 
-    def _reveal(
-        self,
-        run: str,
-        entry: dict[str, Any],
-        commitments: dict[str, tuple[str, str]],
-        drawing: Collection[str],
-    ) -> bytes:
-        bound = self._believed("commit", run, entry["about"], commitments)
+    def _check_bound(
+        self, run: str, entry: dict[str, Any], note: dict[str, Any], drawing: Collection[str]
+    ) -> None:
+        """Refuse to show this site's number to others than those who are bound to theirs."""
+        bound = self._believed("commit", run, entry["about"], note, "commitments")
         if entry.get("commitments", bound) != bound:
             raise TermError("this site has shown its number to other commitments; it is bound to those.")
         if set(bound) != set(drawing) or bound.get(self.name) != bound_by(entry["number"]):
             raise TermError(f"the sites that draw are not those that committed, '{self.name}' among them.")
-        if "commitments" not in entry:
-            entry = {**entry, "commitments": bound}
-            self.book.enter(run, entry)
-        signature = self._sign(_signed("reveal", run, entry["about"], self.name, entry["number"]))
-        return _letter(value=entry["number"], signature=signature.hex())
+        self.book.enter(run, {**entry, "commitments": bound})
 
-    def _seed(self, run: str, entry: dict[str, Any], numbers: dict[str, tuple[str, str]]) -> bytes:
-        shown = self._believed("reveal", run, entry["about"], numbers)
-        bound = entry.get("commitments", {})
+    def _seed(self, run: str, entry: dict[str, Any], note: dict[str, Any], drawing: Collection[str]) -> bytes:
+        """The seed of all numbers; who does not draw believes what those who do have signed."""
+        shown = self._believed("reveal", run, entry["about"], note, "numbers")
+        bound = entry.get("commitments", {}) if self.name in drawing else dict.fromkeys(drawing)
         check_all_shown(bound, shown)
-        wrong = [name for name, number in shown.items() if bound_by(number) != bound[name]]
+        wrong = [name for name, number in shown.items() if bound[name] not in (None, bound_by(number))]
         if wrong:
             raise TermError(f"{sorted(wrong)[:5]} showed another number than it had committed to.")
-        return self._agreed(run, entry, shown)
-
-    def _agreed(self, run: str, entry: dict[str, Any], shown: Mapping[str, str]) -> bytes:
         seed = seed_of(run, entry["about"], shown)
         if entry.get("seed", seed) != seed:
             raise TermError("a second seed is drawn for the same method and sites.")
-        if "seed" not in entry:
-            self.book.enter(run, {**entry, "seed": seed})
+        self.book.enter(run, {**entry, "seed": seed})
         return _letter(value=str(seed), signature="")
 
-    def _believed(self, what: str, run: str, about: str, told: dict[str, tuple[str, str]]) -> dict[str, str]:
-        """What each site says, if it has signed it."""
+    def _believed(self, what: str, run: str, about: str, note: dict[str, Any], part: str) -> dict[str, str]:
+        """What each site is said to commit to or to reveal, if it has signed it."""
+        try:
+            told = {
+                str(site): (bytes.fromhex(value).hex(), bytes.fromhex(signature))
+                for site, (value, signature) in note[part].items()
+            }
+        except (KeyError, AttributeError, TypeError, ValueError) as problem:
+            raise TermError(f"'{part}' of this letter is damaged ({problem}).") from problem
         for name, (value, signature) in told.items():
-            message = _signed(what, run, about, name, value)
-            if not self._verify(name, message, bytes.fromhex(signature)):
+            if not self._verify(name, _signed(what, run, about, name, value), signature):
                 raise TermError(
                     f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
                 )
         return {name: value for name, (value, _) in told.items()}
 
 
-def check_all_shown(bound: Mapping[str, str], shown: Mapping[str, str]) -> None:
+def check_all_shown(bound: Mapping[str, str | None], shown: Mapping[str, str]) -> None:
     """Refuse numbers of some who committed only: whoever left one out may have seen the seed with it."""
     if not bound or set(bound) != set(shown):
         missing = sorted(set(bound) ^ set(shown))
@@ -233,7 +220,7 @@ def draw_seed(engine: CarriesLetters, names: Collection[str], about: str, collud
     drawing = sorted(committee(names, about, colluders))
 
     def ask(what: str, asked: Collection[str], **more: Any) -> dict[str, list[str]]:
-        letter = to_bytes({}, {"ask": what, "run": run, "about": about, **more})
+        letter = _letter(ask=what, run=run, about=about, names=everybody, **more)
         found = {}
         for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(asked, letter), _LARGEST):
             if isinstance(reply, Exception):
@@ -246,8 +233,8 @@ def draw_seed(engine: CarriesLetters, names: Collection[str], about: str, collud
         return found
 
     commitments = ask("commit", drawing)
-    numbers = ask("reveal", drawing, commitments=commitments, names=everybody)
-    seeds = {value for value, _ in ask("seed", everybody, numbers=numbers, names=everybody).values()}
+    numbers = ask("reveal", drawing, commitments=commitments)
+    seeds = {value for value, _ in ask("seed", everybody, numbers=numbers).values()}
     if len(seeds) != 1:
         raise CohortError(
             f"the sites find {len(seeds)} different seeds. Install the same fedsolve everywhere."
@@ -265,14 +252,3 @@ def _letter(**note: Any) -> bytes:
 
 def _read(letter: bytes) -> dict[str, Any]:
     return from_bytes(letter, what="this letter about a seed", error=TermError)[1]
-
-
-def _table(note: Mapping[str, Any], name: str) -> dict[str, tuple[str, str]]:
-    """Values and signatures by site, in hexadecimal."""
-    try:
-        found = {str(site): (str(value), str(signed)) for site, (value, signed) in note[name].items()}
-        for value, signature in found.values():
-            bytes.fromhex(value), bytes.fromhex(signature)
-    except (KeyError, AttributeError, TypeError, ValueError) as problem:
-        raise TermError(f"'{name}' of this letter is damaged ({problem}).") from problem
-    return found
