@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -388,7 +389,7 @@ def test_a_server_that_starts_again_opens_the_stored_sum() -> None:
     vectors = vectors_of(cohort.names, *SMALL)
     pending = cohort.ask(0, vectors, silent=["site-002"])
     survivors, dropped = pending.close()
-    stored, who = pending.masked.copy(), pending.survivors
+    stored, who = copy.deepcopy(pending.masked), pending.survivors
     fresh = ready(5)  # the same notes again
     resumed = fresh.server.sum(0, cohort.names, *SMALL, masked=stored, survivors=who)
     assert resumed.close() == (survivors, dropped)

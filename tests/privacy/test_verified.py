@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -305,7 +306,7 @@ def test_after_a_total_sites_agree_to_one_question() -> None:
         (lambda e: _other_words(e, 1 << 63), "was not opened: it is not the sum of the terms"),
         (lambda e: dataclasses.replace(e, signed={}), "was not opened: it is not the sum of the terms"),
         (
-            lambda e: dataclasses.replace(e, seeds={**e.seeds, e.survivors[0]: bytes(32)}),
+            lambda e: dataclasses.replace(e, secrets={**e.secrets, e.survivors[0]: bytes(32)}),
             "do not give the seed",
         ),
         (lambda e: dataclasses.replace(e, request="0" * 64), "does not answer the question"),
@@ -327,8 +328,8 @@ def test_a_total_that_was_not_opened_is_refused(
 
 
 def _other_words(evidence: Evidence, more: int) -> Evidence:
-    masked = evidence.masked.copy()
-    masked.words[7:8] += np.uint64(more)
+    masked = copy.deepcopy(evidence.masked)
+    masked.limbs[7:8] += np.uint64(more)
     return dataclasses.replace(evidence, masked=masked)
 
 

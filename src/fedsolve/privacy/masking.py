@@ -53,7 +53,7 @@ from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, add_masks, agree
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify
-from fedsolve.privacy.witness import Evidence, fingerprinted, masks_left, own_mask, pair_masks
+from fedsolve.privacy.witness import Evidence, fingerprinted, own_mask, pair_masks
 
 Drawn = Callable[[Setup, Sequence[str]], bool]
 
@@ -295,11 +295,8 @@ class Client:
 
     def total(self, evidence: Evidence) -> RingVector:
         """The total of a slot that this client took part in, as evidence shows it; refused if it does not."""
-        slot, digest = evidence.slot, self._question(evidence.slot, [*evidence.survivors, *evidence.dropped])
-        evidence.check(digest, self._verify)
-        total = evidence.masked.in_ring()
-        add_masks(total, masks_left(self.setup, slot, digest, self._members, evidence.seeds, evidence.keys))
-        return total
+        digest = self._question(evidence.slot, [*evidence.survivors, *evidence.dropped])
+        return evidence.total(digest, self._members, self._verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""

@@ -122,7 +122,7 @@ class RunStore(Shelf):
     def keep_sum(self, slot: str, masked: WordSum, survivors: tuple[str, ...]) -> None:
         """Write down a sum of masked terms before anybody has to open it."""
         note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
-        self.keep("masked.safetensors", note, {"limbs": masked.words, "carries": masked.carries})
+        self.keep("masked.safetensors", note, {"limbs": masked.limbs, "carries": masked.carries})
 
     def sum(self, slot: str) -> tuple[WordSum, tuple[str, ...]] | None:
         """The sum of masked terms in this slot and whose they are, if it was written down."""

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.graph import around
-from fedsolve.privacy.masking import OF_KEY, OF_SEED
 from fedsolve.privacy.notes import (
     Question,
     Setup,
@@ -25,11 +24,11 @@ from fedsolve.privacy.notes import (
     text,
     unpack,
 )
-from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, add_masks
+from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
-from fedsolve.privacy.witness import Evidence, WordSum, masks_left
+from fedsolve.privacy.witness import Evidence, WordSum, unmasked
 
 
 class Server:
@@ -147,7 +146,7 @@ class MaskedSum:
         self._keys = keys
         self._survivors = set(survivors)
         self._closed = masked is not None
-        self._openings: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}
+        self._openings: dict[str, dict[str, bytes]] = {}
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -196,12 +195,12 @@ class MaskedSum:
             raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
         if fields.get("opening") != self.opening:
             raise TermError(f"'{sender}' opened slot {self.question.slot} for other clients than asked.")
-        near, found = set(self._around[sender]), []
-        for name, of in (("keys", self.dropped), ("seeds", self._survivors)):
+        near, found = set(self._around[sender]), {}
+        for name, of in (("keys", self.dropped), ("seeds", self.survivors)):
             held = sorted(near.intersection(of))
             rows = octets(arrays, name, (len(held), SHARE_BYTES))
-            found.append({other: row.tobytes() for other, row in zip(held, rows, strict=True)})
-        self._openings[sender] = found[OF_KEY], found[OF_SEED]
+            found |= {other: row.tobytes() for other, row in zip(held, rows, strict=True)}
+        self._openings[sender] = found
 
     @property
     def can_open(self) -> bool:
@@ -213,26 +212,24 @@ class MaskedSum:
         """What names the one opening of this sum, once it is closed."""
         return opening_digest(self._digest, self.survivors)
 
-    def secrets(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def secrets(self) -> dict[str, bytes]:
         """The seeds of the survivors' own masks and the keys of those who dropped out, by name."""
         if not self._closed or not self.can_open:
             raise CohortError(
                 f"{len(self._openings)} members helped to open slot {self.question.slot}; "
                 f"{self.question.setup.threshold} of the holders of every member's shares must."
             )
-        seeds = {name: self._joined(name, OF_SEED) for name in self.survivors}
-        return seeds, {name: self._joined(name, OF_KEY) for name in self.dropped}
+        return {name: self._joined(name) for name in self.question.cohort}
 
     def evidence(self, request: str, layout: Layout, signed: Mapping[str, tuple[str, str]]) -> Evidence:
         """What shows the total to others. request: its digest. signed: fingerprints of the terms."""
         about = (self.question.setup, self.question.slot, request, layout, self.survivors, self.dropped)
-        return Evidence(*about, self.masked, *self.secrets(), signed)
+        return Evidence(*about, self.masked, self.secrets(), signed)
 
     def total(self) -> RingVector:
         """The sum of the survivors' terms, without masks."""
-        total, about = self.masked.in_ring(), (self.question.setup, self.question.slot, self._digest)
-        add_masks(total, masks_left(*about, self._keys, *self.secrets()))
-        return total
+        about = (self.question.setup, self.question.slot, self._digest)
+        return unmasked(self.masked, *about, self._keys, self.secrets(), self.dropped)
 
     def _helpers(self, name: str) -> tuple[int, ...]:
         """The first holders of a member's shares who helped, by number, as many as must; else nobody."""
@@ -241,9 +238,9 @@ class MaskedSum:
         found = tuple(itertools.islice(numbers, threshold))
         return found if len(found) == threshold else ()
 
-    def _joined(self, name: str, which: int) -> bytes:
+    def _joined(self, name: str) -> bytes:
         helpers, holders = self._helpers(name), self._around[name]
-        shares = {number: self._openings[holders[number - 1]][which][name] for number in helpers}
+        shares = {number: self._openings[holders[number - 1]][name] for number in helpers}
         return _joiner(helpers).secret(shares)
 
 

@@ -13,7 +13,7 @@ keys, was committed to in signed keys. A site that has all of this knows the tot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,10 @@ from fedsolve.privacy.notes import (
     opening_digest,
     purpose,
 )
-from fedsolve.privacy.primitives import KEY_BYTES, agree, derive, key_stream, public_key
+from fedsolve.privacy.primitives import KEY_BYTES, add_masks, agree, derive, key_stream, public_key
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.signatures import Verify
 
 PRIME = (1 << 127) - 1
 
@@ -44,16 +45,16 @@ _DIGITS = 8
 """Of 16 bits, of a drawn number."""
 
 
-class WordSum:
+class WordSum(RingVector):
     """Masked terms added as whole numbers: the sum of each word modulo 2^64, and how often it wrapped around.
 
-    words: uint64, laid out as in `RingVector`. carries: as long, uint16. wide: numbers of two limbs.
+    carries: as long as the limbs, uint16.
     """
 
-    def __init__(self, words: Array, carries: Array, wide: int) -> None:
-        if carries.shape != words.shape or carries.dtype != np.uint16:
+    def __init__(self, limbs: Array, carries: Array, wide: int) -> None:
+        if carries.shape != limbs.shape or carries.dtype != np.uint16:
             raise TermError("the carries of a sum of masked terms are missing or damaged.")
-        self._ring = RingVector(words, wide)  # checks the words
+        super().__init__(limbs, wide)
         self.carries = carries
 
     @classmethod
@@ -62,49 +63,33 @@ class WordSum:
         size = 2 * wide + narrow
         return cls(np.zeros(size, dtype="<u8"), np.zeros(size, dtype=np.uint16), wide)
 
-    @property
-    def words(self) -> Array:
-        return self._ring.limbs
-
-    @property
-    def wide(self) -> int:
-        return self._ring.wide
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of each of its terms."""
-        return self._ring.nbytes
-
-    def copy(self) -> WordSum:
-        return WordSum(self.words.copy(), self.carries.copy(), self.wide)
-
     def add(self, other: RingVector) -> None:
         """Add a masked term in place."""
-        if self.wide != other.wide or len(self.words) != len(other.limbs):
+        if self.wide != other.wide or len(self.limbs) != len(other.limbs):
             raise TermError(
                 f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
-                f"expected {self.wide} in {len(self.words)}. All participants must answer the same request."
+                f"expected {self.wide} in {len(self.limbs)}. All participants must answer the same request."
             )
-        for start in range(0, len(self.words), _ROWS):
+        for start in range(0, len(self.limbs), _ROWS):
             part = slice(start, start + _ROWS)
-            np.add(self.words[part], other.limbs[part], out=self.words[part])
-            self.carries[part] += self.words[part] < other.limbs[part]
+            np.add(self.limbs[part], other.limbs[part], out=self.limbs[part])
+            self.carries[part] += self.limbs[part] < other.limbs[part]
 
     def in_ring(self) -> RingVector:
         """The sum in the ring: what wrapped around in a lower limb counts in its upper one."""
-        vector = self._ring.copy()
+        vector = self.copy()
         np.add(vector.high, self.carries[: self.wide], out=vector.high)
         return vector
 
     def digest(self, opening: str) -> str:
         """SHA-256 over the sum and what names its opening (`opening_digest`)."""
         state = hashlib.sha256(purpose("sum of masked terms", opening, self.wide))
-        state.update(np.ascontiguousarray(self.words).data)
+        state.update(np.ascontiguousarray(self.limbs).data)
         state.update(np.ascontiguousarray(self.carries).data)
         return state.hexdigest()
 
     def fingerprint(self, key: bytes) -> int:
-        return (fingerprint(self.words, key) + (fingerprint(self.carries, key) << 64)) % PRIME
+        return (fingerprint(self.limbs, key) + (fingerprint(self.carries, key) << 64)) % PRIME
 
 
 def fingerprint(words: Array, key: bytes) -> int:
@@ -149,8 +134,8 @@ class Evidence:
     """All that shows what the total of a slot is.
 
     request: digest of the request that it answers. survivors, dropped: whose terms are in it, and who was
-    asked besides. seeds: of the survivors' own masks. keys: of those who dropped out. signed: of every
-    survivor the fingerprint of its term and its signature, in hexadecimal.
+    asked besides. secrets: by name, a survivor's seed of its own mask, the key of who dropped out. signed: of
+    every survivor the fingerprint of its term and its signature, in hexadecimal.
     """
 
     setup: Setup
@@ -160,8 +145,7 @@ class Evidence:
     survivors: tuple[str, ...]
     dropped: tuple[str, ...]
     masked: WordSum
-    seeds: Mapping[str, bytes]
-    keys: Mapping[str, bytes]
+    secrets: Mapping[str, bytes]
     signed: Mapping[str, tuple[str, str]]
 
     @property
@@ -169,101 +153,90 @@ class Evidence:
         """The name of its slot among those of all setups."""
         return slot_name(self.setup, self.slot)
 
-    def check(self, question: str, verify: Callable[[str, bytes, bytes], bool]) -> None:
-        """Refuse, by name, a sum that is not that of the terms whose senders signed their fingerprints.
+    def total(self, question: str, known: Mapping[str, SlotKeys], verify: Verify) -> RingVector:
+        """The total; refused, by name, where it is not the sum of the terms that its senders signed.
 
-        question: digest of the question that this site answered in the slot.
+        question: digest of the question that this site answered in the slot. known: members' keys.
         """
         opening = opening_digest(question, self.survivors)
         digest = self.masked.digest(opening)
-        total = 0
+        added = 0
         for name in self.survivors:
             value, signature = self.signed.get(name, ("0", ""))
-            bound = commitment(self.setup, name, self.slot, self.seeds[name])
+            bound = commitment(self.setup, name, self.slot, self.secrets[name])
             message = fingerprint_message(opening, digest, name, value, bound)
             if not verify(name, message, bytes.fromhex(signature)):
                 raise TermError(
                     f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
                     "signature is missing or belongs to another sum, or to another seed."
                 )
-            total += int(value, 16)
-        if total % PRIME != self.masked.fingerprint(drawn_key(digest)):
+            added += int(value, 16)
+        if added % PRIME != self.masked.fingerprint(drawn_key(digest)):
             raise TermError(
                 f"the total shown for slot {self.place} was not opened: it is not the sum of the terms that "
                 "the sites sent."
             )
+        return unmasked(self.masked, self.setup, self.slot, question, known, self.secrets, self.dropped)
 
     def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and a note, for letters and files."""
-        secret = [self.seeds[name] for name in self.survivors] + [self.keys[name] for name in self.dropped]
-        arrays = {"words": self.masked.words, "secrets": as_array(b"".join(secret))}
+        secrets = b"".join(self.secrets[name] for name in (*self.survivors, *self.dropped))
         small = self.masked.carries.max(initial=0) < 256
-        arrays["carries"] = self.masked.carries.astype(np.uint8) if small else self.masked.carries
-        note = {
-            "setup": self.setup.note(),
-            "slot": self.slot,
-            "request": self.request,
-            "layout": self.layout.note(),
-            "survivors": list(self.survivors),
-            "dropped": list(self.dropped),
-            "signed": {name: list(pair) for name, pair in self.signed.items()},
-        }
-        return arrays, note
+        carries = self.masked.carries.astype(np.uint8) if small else self.masked.carries
+        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": as_array(secrets)}
+        note = {"setup": self.setup.note(), "layout": self.layout.note(), "slot": self.slot}
+        note |= {"request": self.request, "survivors": self.survivors, "dropped": self.dropped}
+        return arrays, {**note, "signed": {name: list(pair) for name, pair in self.signed.items()}}
 
     @classmethod
     def from_parts(cls, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Evidence:
         """What `parts` described; anything else is refused."""
         try:
-            layout, setup = Layout.from_note(note["layout"]), Setup(**note["setup"])
-            survivors, dropped = tuple(listed(note, "survivors")), tuple(listed(note, "dropped"))
-            shape = ((len(survivors) + len(dropped)) * KEY_BYTES,)
-            rows = octets(arrays, "secrets", shape).reshape(-1, KEY_BYTES)
-            secrets = [row.tobytes() for row in rows]
+            layout = Layout.from_note(note["layout"])
+            survivors, dropped = listed(note, "survivors"), listed(note, "dropped")
+            names = [*survivors, *dropped]
+            rows = octets(arrays, "secrets", (len(names) * KEY_BYTES,)).reshape(-1, KEY_BYTES)
             masked = WordSum(arrays["words"], arrays["carries"].astype(np.uint16), layout.wide)
-            if len(masked.words) != 2 * layout.wide + layout.narrow:
+            if len(masked.limbs) != 2 * layout.wide + layout.narrow:
                 raise ValueError("a sum of another length")
             signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
             for value, by in signed.values():
                 int(value, 16), bytes.fromhex(by)
-            return cls(
-                setup,
-                int(note["slot"]),
-                str(note["request"]),
-                layout,
-                survivors,
-                dropped,
-                masked,
-                dict(zip(survivors, secrets, strict=False)),
-                dict(zip(dropped, secrets[len(survivors) :], strict=True)),
-                signed,
-            )
+            about = (Setup(**note["setup"]), int(note["slot"]), str(note["request"]), layout)
+            secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
+            return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
         except (KeyError, TypeError, ValueError, DataError) as problem:
             raise TermError(f"the evidence of a total is damaged ({problem}).") from problem
 
 
-def masks_left(
+def unmasked(
+    masked: WordSum,
     setup: Setup,
     slot: int,
     question: str,
     known: Mapping[str, SlotKeys],
-    seeds: Mapping[str, bytes],
-    keys: Mapping[str, bytes],
-) -> list[tuple[bytes, int]]:
-    """The masks that are left in a sum, with the signs that remove them; a wrong seed or key is refused.
+    secrets: Mapping[str, bytes],
+    dropped: Collection[str],
+) -> RingVector:
+    """A sum without the masks that are left in it; a wrong seed or key is refused.
 
-    known: the members' keys; of others, who signed what they committed to, evidence is checked first. seeds:
-    of the survivors' own masks. keys: of those who dropped out, whose masks would have cancelled the rest.
+    known: the members' keys; of others, who signed what they committed to, evidence is checked first.
+    secrets: as of `Evidence`. Of those who dropped out, the masks would have cancelled the rest.
     """
-    masks = []
-    for name, seed in seeds.items():
+    masks, there = [], [name for name in secrets if name not in dropped]
+    for name in there:
+        seed = secrets[name]
         if name in known and commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
             raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
         masks.append((own_mask(question, name, seed), -1))
-    for gone, key in keys.items():
-        if public_key(key) != known[gone].masks[slot].tobytes():
+    for gone in dropped:
+        if public_key(secrets[gone]) != known[gone].masks[slot].tobytes():
             raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
-        masks += pair_masks(question, gone, key, {name: known[name].masks[slot] for name in seeds})
-    return masks
+        others = {name: known[name].masks[slot] for name in there}
+        masks += pair_masks(question, gone, secrets[gone], others)
+    total = masked.in_ring()
+    add_masks(total, masks)
+    return total
 
 
 def own_mask(question: str, name: str, seed: bytes) -> bytes:
