@@ -17,7 +17,7 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import OtherWork, progress
 from fedsolve.privacy import SecureFederation
-from fedsolve.privacy.secure_client import read_letter
+from fedsolve.privacy.notes import read_letter
 
 
 class _Timed(fs.LocalFederation):

@@ -432,7 +432,7 @@ def test_secrets_that_served_are_erased() -> None:
     def kept() -> tuple[list[bool], list[bool]]:
         """Slot by slot: whether the client still has its own secrets, and shares of the others'."""
         arrays, _ = from_bytes(client.save(), what="secrets", error=TermError)
-        shares = np.stack([array for name, array in arrays.items() if name.startswith("share.")], axis=1)
+        shares = np.stack([array for name, array in arrays.items() if name.startswith("shares.")], axis=1)
         return [bool(own.any()) for own in arrays["secrets"]], [bool(held.any()) for held in shares]
 
     assert kept() == ([True, True], [True, True])
@@ -448,7 +448,7 @@ def test_damaged_secrets_are_refused() -> None:
     with pytest.raises(ModelFileError):
         Client.load(data[:-5], sign_as("site-000"), verify)
     arrays, note = from_bytes(data, what="secrets", error=TermError)
-    for name in ("secrets", "share.1", "member.0"):
+    for name in ("secrets", "shares.site-001", "members.0"):
         rest = {key: array for key, array in arrays.items() if key != name}
         with pytest.raises(ModelFileError, match="sit this run out"):
             Client.load(to_bytes(rest, note), sign_as("site-000"), verify)

@@ -12,9 +12,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.privacy import ledger as rules
 from fedsolve.privacy.ledger import Ledger, Opening
+from fedsolve.privacy.notes import read_letter
 from fedsolve.privacy.ring import RingVector, encode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.secure_client import read_letter
 
 from .setups import plus
 from .sites import Sites

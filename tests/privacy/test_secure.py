@@ -12,7 +12,8 @@ import fedsolve as fs
 from fedsolve.federation.method import Method
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import Limits
-from fedsolve.privacy.secure_client import CHANNEL, read_letter
+from fedsolve.privacy.notes import read_letter
+from fedsolve.privacy.secure_client import CHANNEL
 
 ROWS, WIDTH, CLASSES = 600, 12, 3
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, to_bytes, undamaged
+from fedsolve.container import from_bytes, from_parts, to_bytes, to_parts, undamaged
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy.graph import around, check_graph
 from fedsolve.privacy.notes import (
@@ -89,7 +89,6 @@ class Client:
         pairs = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
         self._secrets: Array = np.stack(pairs)
         self._members: dict[str, SlotKeys] = {}  # itself and its neighbours
-        self._packed: dict[str, bytes] = {}
         self._everybody: tuple[str, ...] = ()
         self._own_keys, self._seen = b"", ""
         self._shared: tuple[str, bytes] | None = None
@@ -108,9 +107,7 @@ class Client:
                 for slot, pair in enumerate(self._secrets)
             ]
             keys = SlotKeys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
-            signature = self._sign(keys.signed_bytes(self.setup))
-            signed = SlotKeys(keys.name, keys.channel, keys.masks, keys.commitments, signature)
-            self._own_keys = signed.to_bytes(self.setup)
+            self._own_keys = keys.signed(self.setup, self._sign)
         return self._own_keys
 
     def share(self, keys: bytes) -> bytes:
@@ -125,7 +122,7 @@ class Client:
         if self._members:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
         notes, everybody = relayed(keys, "members", self.setup)
-        members = {name: self._verified(name, note) for name, note in notes.items()}
+        members = {name: self._verified(name, letter) for name, letter in notes.items()}
         if not self._own_keys or notes.get(self.name) != self._own_keys:
             raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
         self._check_members(everybody, notes)
@@ -142,13 +139,11 @@ class Client:
             if name == self.name:
                 self._shares[name] = shares[holder].copy()
                 continue
-            about = self._channel_purpose(self.name, name)
-            key = agree(self._channel, members[name].channel, about)
-            text = shares[holder].tobytes()
-            sealed[name] = as_array(seal(key, text, about, self._random(NONCE_BYTES)))
-        others = sorted(sealed)
-        arrays = {str(place): sealed[name] for place, name in enumerate(others)}
-        self._shared = (asked, pack("shares", self.setup, {"name": self.name, "names": others}, arrays))
+            key, about = self._channel_key(name, self.name, name)
+            sealed[name] = seal(key, shares[holder].tobytes(), about, self._random(NONCE_BYTES))
+        arrays = {str(place): part for place, part in enumerate(sealed.values())}
+        note = {"name": self.name, "names": list(sealed)}
+        self._shared = (asked, pack("shares", self.setup, note, arrays))
         return self._shared[1]
 
     def _check_members(self, everybody: Sequence[str], notes: Mapping[str, bytes]) -> None:
@@ -186,12 +181,11 @@ class Client:
         found = {}
         shape = (self.setup.slots, 2, SHARE_BYTES)
         for name, part in parts.items():
-            about = self._channel_purpose(name, self.name)
-            key = agree(self._channel, self._members[name].channel, about)
-            text = unseal(key, part, about)
+            key, about = self._channel_key(name, name, self.name)
+            text = as_array(unseal(key, part, about))
             if len(text) != math.prod(shape):
                 raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
-            found[name] = as_array(text).reshape(shape).copy()
+            found[name] = text.reshape(shape).copy()
         self._shares |= found
         self._shared = None
 
@@ -204,9 +198,11 @@ class Client:
             )
         return keys
 
-    def _channel_purpose(self, sender: str, receiver: str) -> bytes:
+    def _channel_key(self, other: str, sender: str, receiver: str) -> tuple[bytes, bytes]:
+        """The key for shares between this client and another, and what it is for."""
         # All members' keys enter, so that two who were shown different keys cannot read each other.
-        return purpose("sealed", self.setup.note(), self._view(), sender, receiver)
+        about = purpose("sealed", self.setup.note(), self._view(), sender, receiver)
+        return agree(self._channel, self._members[other].channel, about), about
 
     def _view(self) -> str:
         """SHA-256 over the names of all members and the keys of those whom all are shown."""
@@ -326,49 +322,36 @@ class Client:
 
     def save(self) -> bytes:
         """Everything this client knows, secrets included: for its own disk, readable by its owner alone."""
-        members, shares = sorted(self._members), sorted(self._shares)
-        for name in self._members.keys() - self._packed.keys():  # they stay as they are
-            self._packed[name] = self._members[name].to_bytes(self.setup)
-        arrays = {
+        values = {
+            "name": self.name,
             "channel": as_array(self._channel),
             "secrets": self._secrets,
             "own": as_array(self._own_keys),
-            **{f"member.{n}": as_array(self._packed[m]) for n, m in enumerate(members)},
-            **{f"share.{n}": self._shares[m] for n, m in enumerate(shares)},
-            **{f"opened.{slot}": as_array(reply) for slot, (_, reply) in self._opened.items()},
-            **({} if self._shared is None else {"shared": as_array(self._shared[1])}),
+            "everybody": self._everybody,
+            "members": [as_array(keys.letter) for keys in self._members.values()],
+            "shared": None if self._shared is None else (self._shared[0], as_array(self._shared[1])),
+            "shares": self._shares,
+            "cohorts": [(slot, *asked) for slot, asked in self._cohorts.items()],
+            "opened": [(slot, digest, as_array(reply)) for slot, (digest, reply) in self._opened.items()],
         }
-        note = {
-            "name": self.name,
-            "shared": None if self._shared is None else self._shared[0],
-            "members": members,
-            "everybody": list(self._everybody),
-            "shares": shares,
-            "cohorts": [[slot, digest, list(names)] for slot, (digest, names) in self._cohorts.items()],
-            "opened": [[slot, digest] for slot, (digest, _) in self._opened.items()],
-        }
-        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note}, sealed=True)
+        arrays, note = to_parts(values, "a client")
+        return to_bytes(arrays, {"secure_client": note, "setup": self.setup.note()}, sealed=True)
 
     @classmethod
     def load(cls, data: bytes, sign: Sign, verify: Verify, **settings: Any) -> Client:
         """The client that `save` described; settings as at its making."""
         arrays, note = from_bytes(data, what="this client's secrets", error=ModelFileError)
         with undamaged("the file of this client's secrets", "It must sit this run out."):
-            if note["secure_client"] != 1:
-                raise ValueError(f"version {note['secure_client']}")
-            client = cls(Setup(**note["setup"]), note["name"], sign, verify, **settings)
-            client._everybody = tuple(note["everybody"])
-            client._channel = octets(arrays, "channel", (KEY_BYTES,)).tobytes()
-            client._secrets = octets(arrays, "secrets", client._secrets.shape).copy()
-            client._own_keys = octets(arrays, "own").tobytes()
-            for place, name in enumerate(note["members"]):
-                client._members[name] = SlotKeys.from_bytes(arrays[f"member.{place}"].tobytes(), client.setup)
-            for place, name in enumerate(note["shares"]):
-                client._shares[name] = arrays[f"share.{place}"].copy()
-            if note["shared"] is not None:
-                client._shared = (note["shared"], octets(arrays, "shared").tobytes())
-            client._cohorts = {slot: (digest, tuple(names)) for slot, digest, names in note["cohorts"]}
-            client._opened = {
-                slot: (digest, arrays[f"opened.{slot}"].tobytes()) for slot, digest in note["opened"]
-            }
+            kept = from_parts(arrays, note["secure_client"])
+            client = cls(Setup.from_note(note["setup"]), kept["name"], sign, verify, **settings)
+            client._everybody, client._channel = kept["everybody"], kept["channel"].tobytes()
+            client._secrets = octets(kept, "secrets", client._secrets.shape).copy()
+            client._own_keys = kept["own"].tobytes()
+            letters = (SlotKeys.from_bytes(letter.tobytes(), client.setup) for letter in kept["members"])
+            client._members = {keys.name: keys for keys in letters}
+            client._shares = {name: shares.copy() for name, shares in kept["shares"].items()}
+            if kept["shared"] is not None:
+                client._shared = (kept["shared"][0], kept["shared"][1].tobytes())
+            client._cohorts = {slot: (digest, names) for slot, digest, names in kept["cohorts"]}
+            client._opened = {slot: (digest, reply.tobytes()) for slot, digest, reply in kept["opened"]}
         return client

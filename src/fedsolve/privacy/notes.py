@@ -14,9 +14,12 @@ from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, from_bytes, to_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy.primitives import KEY_BYTES
+from fedsolve.privacy.signatures import Sign
 
 TAG = "fedsolve secure sum 1"
 """Opens everything that is signed, derived or committed to here; another protocol has another tag."""
+
+MOST_SLOTS = 4096
 
 LEAST_COHORT = 3
 """With two, each would learn the other's term from the sum."""
@@ -50,6 +53,17 @@ class Setup:
 
     def note(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    @classmethod
+    def from_note(cls, note: Any) -> Setup:
+        """The setup that a letter or a file is about; anything else is refused."""
+        try:
+            setup = cls(**note)
+        except (TypeError, DataError) as problem:
+            raise TermError(f"the setup of this letter is damaged ({problem}).") from problem
+        if not isinstance(setup.run, str) or setup.slots > MOST_SLOTS:
+            raise TermError(f"a setup has a name and at most {MOST_SLOTS} slots; got {setup.slots}.")
+        return setup
 
 
 def least_threshold(members: int, colluders: int = 0) -> int:
@@ -107,7 +121,7 @@ def commitment(setup: Setup, name: str, slot: int, seed: bytes) -> bytes:
 class SlotKeys:
     """A client's public keys: one for sealed shares, and for every slot a mask key and a commitment.
 
-    masks, commitments: uint8 (slots, 32).
+    masks, commitments: uint8 (slots, 32). letter: the bytes that they come in.
     """
 
     name: str
@@ -115,28 +129,26 @@ class SlotKeys:
     masks: Array
     commitments: Array
     signature: bytes = b""
+    letter: bytes = b""
 
     def signed_bytes(self, setup: Setup) -> bytes:
         """What the client signs: the domain tag, run, epoch, slots, threshold, name and all keys."""
         digest = hashlib.sha256(self.masks.tobytes() + self.commitments.tobytes()).hexdigest()
         return purpose("keys", setup.note(), self.name, self.channel.hex(), digest)
 
-    def to_bytes(self, setup: Setup) -> bytes:
-        parts = {name: part for name, part in vars(self).items() if name != "name"}
-        return pack("keys", setup, {"name": self.name}, parts)
+    def signed(self, setup: Setup, sign: Sign) -> bytes:
+        """The letter with these keys and their signature."""
+        arrays = {name: part for name, part in vars(self).items() if name not in ("name", "letter")}
+        arrays["signature"] = sign(self.signed_bytes(setup))
+        return pack("keys", setup, {"name": self.name}, arrays)
 
     @classmethod
-    def from_bytes(cls, data: bytes, setup: Setup) -> SlotKeys:
-        """The keys of `to_bytes`; refused when they are of another run, epoch, number or threshold."""
-        arrays, note = unpack(data, "keys", setup)
-        each = (setup.slots, KEY_BYTES)
-        return cls(
-            text(note, "name"),
-            octets(arrays, "channel", (KEY_BYTES,)).tobytes(),
-            octets(arrays, "masks", each),
-            octets(arrays, "commitments", each),
-            octets(arrays, "signature").tobytes(),
-        )
+    def from_bytes(cls, letter: bytes, setup: Setup) -> SlotKeys:
+        """The keys in a letter; refused when they are of another run, epoch, number or threshold."""
+        arrays, note = unpack(letter, "keys", setup)
+        channel = octets(arrays, "channel", (KEY_BYTES,)).tobytes()
+        masks, bound = (octets(arrays, part, (setup.slots, KEY_BYTES)) for part in ("masks", "commitments"))
+        return cls(text(note, "name"), channel, masks, bound, octets(arrays, "signature").tobytes(), letter)
 
 
 @dataclass(frozen=True)
@@ -197,18 +209,21 @@ def pack(
     return to_bytes(arrays, {"protocol": TAG, "message": message, "setup": setup.note(), **note})
 
 
+def read_letter(data: bytes, what: str = "this letter") -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of a letter of this protocol."""
+    arrays, note = from_bytes(data, what=what, error=TermError)
+    if note.get("protocol") != TAG:
+        raise TermError(f"{what} is of {ascii(note.get('protocol'))[:40]}, not of '{TAG}'.")
+    return arrays, note
+
+
 def unpack(data: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
     """Arrays and note of `pack`; refused when it is another message or of another setup."""
-    arrays, note = from_bytes(data, what=f"this message ({message})", error=TermError)
-    if note.get("protocol") != TAG or note.get("message") != message:
+    arrays, note = read_letter(data, f"this message ({message})")
+    if note.get("message") != message or note.get("setup") != setup.note():
         raise TermError(
-            f"expected '{message}' of '{TAG}', received {ascii(note.get('message'))[:40]} of "
-            f"{ascii(note.get('protocol'))[:40]}."
-        )
-    if note.get("setup") != setup.note():
-        raise TermError(
-            f"this message ({message}) is of another setup: {ascii(note.get('setup'))[:120]}, expected "
-            f"{setup.note()}."
+            f"expected '{message}' of {setup.note()}, received {ascii(note.get('message'))[:40]} of another "
+            f"setup: {ascii(note.get('setup'))[:120]}."
         )
     return arrays, note
 
@@ -219,12 +234,9 @@ def as_array(data: bytes) -> Array:
 
 def octets(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...] | None = None) -> Array:
     """An array of bytes by name; refused when it is missing or not of this shape."""
-    array = arrays.get(name)
-    if (
-        array is None
-        or array.dtype != np.uint8
-        or (array.ndim != 1 if shape is None else array.shape != shape)
-    ):
+    array = arrays.get(name, np.zeros(()))
+    fits = array.ndim == 1 if shape is None else array.shape == shape
+    if array.dtype != np.uint8 or not fits:
         raise TermError(f"'{name}' of this message is missing or not of the right size.")
     return array
 
@@ -238,12 +250,11 @@ def text(note: Mapping[str, Any], name: str) -> str:
 
 def listed(note: Mapping[str, Any], name: str) -> list[str]:
     """Sorted names, each of them once."""
-    value = note.get(name)
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise TermError(f"'{name}' of this message must be names; got {ascii(value)[:40]}.")
-    if value != sorted(set(value)):
-        raise TermError(f"'{name}' of this message must be sorted names, each of them once.")
-    return value
+    value: Any = note.get(name)
+    names = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if names and value == sorted(set(value)):
+        return list(value)
+    raise TermError(f"'{name}' of this message must be sorted names, each once; got {ascii(value)[:40]}.")
 
 
 def check_names(expected: Sequence[str], found: Sequence[str], what: str) -> None:

@@ -106,7 +106,7 @@ class RunStore(Shelf):
         """The server of the setup that was written down; None where that of this epoch was not completed."""
 
         def make(arrays: dict[str, Any], note: dict[str, Any]) -> Server | None:
-            setup = Setup(**note["setup"])
+            setup = Setup.from_note(note["setup"])
             if (setup.run, setup.epoch) != (run, epoch):
                 return None
             server = Server(setup)

@@ -44,6 +44,7 @@ from fedsolve.privacy.notes import (
     octets,
     pack,
     purpose,
+    read_letter,
     signatures_needed,
     text,
     unpack,
@@ -59,7 +60,6 @@ from fedsolve.privacy.secure_client import (
     check_method,
     context_of,
     opened_note,
-    read_letter,
     request_digest,
 )
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient

@@ -25,7 +25,6 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request
 from fedsolve.federation.encoding import request_digest as request_digest
@@ -39,13 +38,13 @@ from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import (
-    TAG,
     Setup,
     check_names,
     listed,
     octets,
     pack,
     purpose,
+    read_letter,
     text,
     unpack,
 )
@@ -60,8 +59,6 @@ from fedsolve.privacy.witness import Evidence, slot_name
 
 CHANNEL = "secure sums"
 """The channel of an engine on which these letters travel."""
-
-_MOST_SLOTS = 4096
 
 CENSUS = "census"
 """The kind of request that counts the rows of a cohort in their cells, once in every run."""
@@ -144,7 +141,7 @@ class SecureClient:
         arrays, note = read_letter(letter)
         message = note.get("message")
         if message == "begin":
-            return self._begin(setup_of(note), note)
+            return self._begin(Setup.from_note(note.get("setup")), note)
         if self._client is None or note.get("setup") != self._client.setup.note():
             raise TermError(
                 f"'{self.participant.name}' is not part of the setup that this letter belongs to; it sits "
@@ -450,25 +447,6 @@ def _outputs(data: ClientData) -> int:
 def _noisy(kind: str) -> bool:
     """Whether answers of this kind have noise. A census has none, and needs no method's file to say so."""
     return kind != CENSUS and kind_of(kind).releases is not None
-
-
-def read_letter(letter: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and note of a letter of this protocol."""
-    arrays, note = from_bytes(letter, what="this letter", error=TermError)
-    if note.get("protocol") != TAG:
-        raise TermError(f"this letter is of {ascii(note.get('protocol'))[:40]}, not of '{TAG}'.")
-    return arrays, note
-
-
-def setup_of(note: Mapping[str, Any]) -> Setup:
-    """The setup that a letter belongs to; anything that is none is refused."""
-    try:
-        setup = Setup(**note["setup"])
-    except (KeyError, TypeError, DataError) as problem:
-        raise TermError(f"the setup of this letter is damaged ({problem}).") from problem
-    if not isinstance(setup.run, str) or setup.slots > _MOST_SLOTS:
-        raise TermError(f"a setup has a name and at most {_MOST_SLOTS} slots; got {setup.slots}.")
-    return setup
 
 
 def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Server:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._notes: dict[str, bytes] = {}
         self._keys: dict[str, SlotKeys] = {}
         self._sealed: dict[str, dict[str, bytes]] = {}
         self._around: dict[str, tuple[str, ...]] = {}
@@ -64,7 +63,7 @@ class Server:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
         keys = SlotKeys.from_bytes(note, self.setup)
         _check_sender(sender, keys.name)
-        self._keys[sender], self._notes[sender] = keys, note
+        self._keys[sender] = keys
 
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
@@ -73,7 +72,7 @@ class Server:
             self._around = around(self.members, self.setup.degree, self.setup.circle)
         near = self._around[name]
         if near not in self._relayed:
-            notes = {other: self._notes[other] for other in near}
+            notes = {other: self._keys[other].letter for other in near}
             self._relayed = {near: relay("members", self.setup, notes, self.members)}
         return self._relayed[near]
 
@@ -195,7 +194,8 @@ class MaskedSum:
             raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
         if fields.get("opening") != self.opening:
             raise TermError(f"'{sender}' opened slot {self.question.slot} for other clients than asked.")
-        near, found = set(self._around[sender]), {}
+        near = set(self._around[sender])
+        found: dict[str, bytes] = {}
         for name, of in (("keys", self.dropped), ("seeds", self.survivors)):
             held = sorted(near.intersection(of))
             rows = octets(arrays, name, (len(held), SHARE_BYTES))

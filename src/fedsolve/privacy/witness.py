@@ -202,7 +202,7 @@ class Evidence:
             signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
             for value, by in signed.values():
                 int(value, 16), bytes.fromhex(by)
-            about = (Setup(**note["setup"]), int(note["slot"]), str(note["request"]), layout)
+            about = (Setup.from_note(note["setup"]), int(note["slot"]), str(note["request"]), layout)
             secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
             return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
         except (KeyError, TypeError, ValueError, DataError) as problem:
