@@ -27,7 +27,7 @@ from fedsolve.federation.engine import CarriesLetters
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose, text
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.privacy.signatures import Sign, Verify
+from fedsolve.privacy.signatures import Sign, Verify, signed_by
 
 SEED_CHANNEL = "joint seed"
 """The channel of an engine on which these letters travel."""
@@ -191,14 +191,11 @@ class SeedSite:
     def _believed(self, what: str, run: str, about: str, note: dict[str, Any], part: str) -> dict[str, str]:
         """What each site is said to commit to or to reveal, if it has signed it."""
         try:
-            told = {
-                str(site): (bytes.fromhex(value).hex(), bytes.fromhex(signature))
-                for site, (value, signature) in note[part].items()
-            }
+            told = {str(site): (bytes.fromhex(value).hex(), by) for site, (value, by) in note[part].items()}
         except (KeyError, AttributeError, TypeError, ValueError) as problem:
             raise TermError(f"'{part}' of this letter is damaged ({problem}).") from problem
         for name, (value, signature) in told.items():
-            if not self._verify(name, _signed(what, run, about, name, value), signature):
+            if not signed_by(self._verify, name, _signed(what, run, about, name, value), signature):
                 raise TermError(
                     f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
                 )

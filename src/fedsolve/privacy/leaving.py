@@ -27,7 +27,7 @@ from fedsolve.federation.participant import Participant
 from fedsolve.federation.recipe import Recipe
 from fedsolve.model import Model
 from fedsolve.privacy.secure import SecureFederation
-from fedsolve.privacy.signatures import Sign, Verify
+from fedsolve.privacy.signatures import Sign, Verify, signed_by
 
 SERVER = "server"
 _TAG = b"fedsolve paper 1\n"
@@ -56,11 +56,7 @@ class Paper:
         for name in signers:
             if name not in self.signatures:
                 raise ModelFileError(f"the signature of '{name}' is missing.")
-            try:
-                good = verify(name, self.message, bytes.fromhex(self.signatures[name]))
-            except ValueError:
-                good = False
-            if not good:
+            if not signed_by(verify, name, self.message, self.signatures[name]):
                 raise ModelFileError(f"'{name}' did not sign this: it was changed, or the key is another.")
 
     def to_text(self) -> str:

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import secrets as random_source
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +35,6 @@ from fedsolve.privacy.shelf import Shelf
 _MARK = b"\t"
 _DIGITS = 32
 
-_FACTS = ("used", "pinned", "noise", "withdrawn", "hidden")
-"""By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left, and
-accepts that its sum is the difference of two totals, or asks for noise that hides it.
-"""
-
 
 @dataclass(frozen=True)
 class Opening:
@@ -51,12 +46,17 @@ class Opening:
 
 
 class Ledger:
-    """A client's account: slots used, totals opened, rows that were in them."""
+    """A client's account: slots used, totals opened, rows that were in them.
+
+    Of a slot it knows request, question and bytes ("used") and the shares of noise; of a run its opening
+    ("pinned"); of a site that it has left, and accepts that its sum is the difference of two totals
+    ("withdrawn"), or asks for noise that hides it ("hidden").
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.openings: list[Opening] = []
-        self._facts: dict[str, dict[str, list[Any]]] = {kind: {} for kind in _FACTS}
-        self.withdrawn = self._facts["withdrawn"].keys()
+        self._facts: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
+        self._used, self.withdrawn = self._facts["used"], self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
         self._digest = ""
         self.folder, self._shelf = folder, Shelf(folder)
@@ -68,14 +68,17 @@ class Ledger:
 
     def stored(self, slot: str, question: str) -> bytes | None:
         """The bytes sent for this slot before, None where it is free; refused for another question."""
-        used = self._facts["used"].get(slot)
-        if used is None:
+        if slot not in self._used:
             return None
-        if used[1] != question:
+        if self._used[slot][1] != question:
             raise TermError(
                 f"slot {slot} has served another question; its masks would meet a second term and show the "
                 "difference. Ask with a new slot."
             )
+        return self.sent(slot)
+
+    def sent(self, slot: str) -> bytes:
+        """The masked term that was sent in this slot, while it is the newest."""
         if self._masked is None or self._masked[0] != slot:
             raise TermError(f"slot {slot} has been used and its answer is not kept. Ask with a new slot.")
         return self._masked[1]
@@ -89,20 +92,15 @@ class Ledger:
         self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
-    def sent(self, slot: str) -> bytes:
-        """The masked term that was sent in this slot, while it is the newest."""
-        if self._masked is None or self._masked[0] != slot:
-            raise TermError(f"the answer in slot {slot} is not kept. Ask with a new slot.")
-        return self._masked[1]
-
-    def question_of(self, slot: str) -> str:
-        """What names the question that a slot served: the request, its layout and its cohort."""
-        self.request_of(slot)
-        return str(self._facts["used"][slot][1])
+    def request_of(self, slot: str) -> str:
+        """The digest of the request that a slot served."""
+        if slot not in self._used:
+            raise TermError(f"slot {slot} has not been used by this client.")
+        return str(self._used[slot][0])
 
     def answered(self, run: str) -> tuple[int, int]:
         """How many answers this client has given in a run, and their bytes."""
-        sizes = [used[2] for slot, used in self._facts["used"].items() if slot.startswith(f"{run}/")]
+        sizes = [size for slot, (_, _, size) in self._used.items() if slot.startswith(f"{run}/")]
         return len(sizes), sum(sizes)
 
     def pin(self, run: str, opening: str) -> None:
@@ -111,12 +109,6 @@ class Ledger:
             raise TermError(
                 "the opening of this run (method, parameters, classes) is not the one that it began with."
             )
-
-    def request_of(self, slot: str) -> str:
-        """The digest of the request that a slot served."""
-        if slot not in self._facts["used"]:
-            raise TermError(f"slot {slot} has not been used by this client.")
-        return str(self._facts["used"][slot][0])
 
     def withdraw(self, site: str, cohort: Collection[str], noise: bool = False) -> None:
         """Enter that a site has left this cohort, which signed that it did: totals without it are opened.
@@ -158,7 +150,7 @@ class Ledger:
     def learn(self, run: str, told: Sequence[Opening], name: str, new: Opening | None = None) -> None:
         """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
 
-        new: the one of them that it is asked to open, and enters by itself.
+        new: the one of them that it is asked to open, which `open` enters.
 
         A total that is said to hold this client's term while it knows of none is either invented, or this
         client has lost its ledger: then it sits the run out.
@@ -166,30 +158,21 @@ class Ledger:
         seen = [opening for opening in self.openings if opening.run == run]
         one_chain(seen, told)
         for other in told[len(seen) :]:
-            if other == new:
-                return
-            if name in other.cohort and all(other.request != u[0] for u in self._facts["used"].values()):
+            unknown = all(other.request != used[0] for used in self._used.values())
+            if other != new and name in other.cohort and unknown:
                 raise CohortError(
                     f"a total of this run is said to hold the term of '{name}', whose ledger knows nothing "
                     "of it. A client that lost its ledger sits the run out."
                 )
             self._check(other)
+            if other == new:
+                return
             self._enter(other)
-
-    def check(self, new: Opening, dropped: Sequence[str], changing: bool) -> None:
-        """Refuse to open a total, by name, where a rule forbids it."""
-        if dropped and not changing:
-            raise CohortError(
-                f"{list(dropped)[:5]} did not answer, and this client only opens sums over all who were "
-                "asked (changing=True allows others)."
-            )
-        self._check(new)
+        if new is not None:
+            self._check(new)
 
     def _check(self, new: Opening) -> None:
-        noisy = any(
-            used[0] == new.request and slot in self._facts["noise"]
-            for slot, used in self._facts["used"].items()
-        )
+        noisy = any(self._used[slot][0] == new.request for slot in self._facts["noise"] if slot in self._used)
         known = {name for each in self.openings for name in each.cohort}
         hidden = self._facts["hidden"].keys() & (known - {*new.cohort})
         if hidden and not noisy:
@@ -238,7 +221,8 @@ class Ledger:
         if self.folder is not None:
             line = canonical_json(entry).encode()
             digest = _next(self._digest, line)
-            with open(self.folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
+            path = self.folder / "ledger.jsonl"
+            with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(line + _MARK + digest.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -276,7 +260,7 @@ class Ledger:
             return
         head, _, masked = data.partition(b"\n")
         slot, request, question, secrets = json.loads(head)
-        if slot not in self._facts["used"]:  # stopped while it was entered, and not sent
+        if slot not in self._used:  # stopped while it was entered, and not sent
             if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
                 return
             self._know("used", slot, request, question, len(masked))
@@ -295,10 +279,6 @@ def _next(digest: str, line: bytes) -> str:
     return hashlib.sha256(digest.encode() + line).hexdigest()[:_DIGITS]
 
 
-def _for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 # A total shows nothing but the total; two show their difference. So there are rules about cohorts.
 
 
@@ -307,8 +287,8 @@ def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
     for before in opened:
         if before.request == new.request and before.cohort != new.cohort:
             raise CohortError(
-                f"this request has been opened for {len(before.cohort)} clients; opening it for "
-                f"{_difference(before.cohort, new.cohort)} too would show the difference."
+                f"this request has been opened for {len(before.cohort)} clients; opening it with or without "
+                f"{sorted({*before.cohort} ^ {*new.cohort})[:5]} too would show the difference."
             )
 
 
@@ -338,10 +318,3 @@ def one_chain(seen: Sequence[Opening], told: Sequence[Opening]) -> None:
             "the list of totals opened in this run is not the one that this client was shown before. "
             "Somebody was told otherwise; this client opens nothing more in this run."
         )
-
-
-def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    more, fewer = sorted(set(now) - set(before)), sorted(set(before) - set(now))
-    return " and ".join(
-        f"{word} {names[:5]}" for word, names in (("with", more), ("without", fewer)) if names
-    )

@@ -289,10 +289,16 @@ class Client:
             )
         return self._opened[slot][1]
 
-    def total(self, evidence: Evidence) -> RingVector:
+    def total(self, evidence: Evidence, context: bytes) -> RingVector:
         """The total of a slot that this client took part in, as evidence shows it; refused if it does not."""
-        digest = self._question(evidence.slot, [*evidence.survivors, *evidence.dropped])
-        return evidence.total(digest, self._members, self._verify)
+        everybody = tuple(sorted([*evidence.survivors, *evidence.dropped]))
+        layout = evidence.layout
+        asked = Question(self.setup, evidence.slot, everybody, layout.wide, layout.narrow, context)
+        if self._question(evidence.slot) != asked.digest():
+            raise TermError(
+                f"the total shown for slot {evidence.place} is not of a question that this site answered."
+            )
+        return evidence.total(asked.digest(), self._members, self._verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""

@@ -25,11 +25,11 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.encoding import decode_request
 from fedsolve.federation.encoding import request_digest as request_digest
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
-from fedsolve.federation.noisy_sums import release_of
+from fedsolve.federation.noisy_sums import NoisyAnswer, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import CensusStage, Limits
@@ -38,6 +38,7 @@ from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import (
+    Question,
     Setup,
     check_names,
     listed,
@@ -142,17 +143,18 @@ class SecureClient:
         message = note.get("message")
         if message == "begin":
             return self._begin(Setup.from_note(note.get("setup")), note)
-        if self._client is None or note.get("setup") != self._client.setup.note():
+        client = self._client
+        if client is None or note.get("setup") != client.setup.note():
             raise TermError(
                 f"'{self.participant.name}' is not part of the setup that this letter belongs to; it sits "
                 "the run out."
             )
         if message == "members":
-            return self._share(self._client, letter)
+            return self._share(client, letter)
         known = {"ask": self._mask, "open": self._open, CENSUS: self._admit, "check": self._check_question}
         if message not in known:
             raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
-        return known[message](self._client, arrays, note)
+        return known[message](client, arrays, note)
 
     def _drawn(self, setup: Setup, members: Sequence[str]) -> bool:
         """Whether these members drew the circle of a setup together; nobody may leave it."""
@@ -163,10 +165,11 @@ class SecureClient:
         self._tell(Sent("seed", "its part in drawing the seed of a run", len(reply)))
         return reply
 
+    # -- the setup ---------------------------------------------------------------------------------
+
     def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
         # Before any key is made: who lost its ledger sits the run out.
-        told = openings_of(note, setup.run)
-        self.ledger.learn(setup.run, told, self.participant.name)
+        self.ledger.learn(setup.run, openings_of(note, setup.run), self.participant.name)
         if self._client is None or self._client.setup != setup:
             self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
         keys = self._client.advertise()
@@ -181,6 +184,8 @@ class SecureClient:
         self._tell(Sent("shares", f"{said}; {self._signatures.said(client.members)}", len(shares)))
         return shares
 
+    # -- an answer ---------------------------------------------------------------------------------
+
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         if "sealed" in arrays and len(client.partners) == 1:
             client.receive(octets(arrays, "sealed").tobytes())
@@ -190,41 +195,34 @@ class SecureClient:
                 self._admit(client, *told)
         cohort, layout = listed(note, "cohort"), Layout.from_note(note.get("layout"))
         request = decode_request(octets(arrays, "request").tobytes())
-        digest = request_digest(request)
+        digest, slot = request_digest(request), _slot(note)
         context = context_of(digest, layout, self._census(client, request.kind, cohort))
-        slot, question = _slot(note), hashlib.sha256(context + purpose(cohort)).hexdigest()
+        question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context)
         place = slot_name(client.setup, slot)
         about = {"slot": place, "cohort": cohort, "layout": layout.note(), "asked": request_note(request)}
-        stored = self.ledger.stored(place, question)
+        said = f"the masked answer to {request.kind}, step {request.step}"
+        stored = self.ledger.stored(place, question.digest())
         if stored is not None:
-            said = f"the masked answer to {request.kind}, step {request.step}, once more"
-            self._tell(Sent("masked", said, len(stored), request, about))
+            self._tell(Sent("masked", f"{said}, once more", len(stored), request, about))
             return stored
-        if request.kind != CENSUS:
+        if request.kind == CENSUS:  # before anything is counted or sent
+            self._check_census(self._stage(request), layout, cohort)
+        else:
             if self.policy is not None:
                 self._check_limits(self.policy, client.setup.run, layout)
             self._signatures.check(
                 digest, client.members, cohort, note, client.setup.run, layout.digest(), self.changing
             )
-        else:  # before anything is counted or sent
-            stage, data = self._stage(request), self.participant.data
-            if layout != stage.layout(data.width, _outputs(data)):
-                raise TermError("the census is asked for in another layout than its own.")
-            if stage.name == "cells":
-                self.disclosure.check_known(data, cohort, stage.classes is not None)
-        said = f"the masked answer to {request.kind}, step {request.step}, for a sum over {len(cohort)}"
-        term = self._term(request, place)
+        noisy = _noisy(request.kind)
+        term = self._noisy_term(request, place, len(cohort)) if noisy else self._term(request)
         if isinstance(term, Needs):
             self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
             return pack("needs", client.setup, {"have": term.have})
-        term = term.on_host()
-        if _noisy(request.kind):
-            term, paid = self._noised(request, term, place, len(cohort))
-            said += f"; {paid}"
+        said += f", for a sum over {len(cohort)}{f'; {self.budget.said()}' if noisy else ''}"
         array = self.disclosure.rounded_otherwise(term, layout)
         try:
             vector = encode(completed(term, layout), layout, len(cohort))
-            if array is None and request.kind != CENSUS and not _noisy(request.kind):
+            if array is None and request.kind != CENSUS and not noisy:
                 chain = self.participant.memory.chain
                 said += f"; {self.disclosure.disclosed(request, chain, term, layout)}"
         except OutOfRange as problem:
@@ -234,41 +232,14 @@ class SecureClient:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
             return pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
-        self.ledger.use(place, digest, question, masked, client.save())
+        self.ledger.use(place, digest, question.digest(), masked, client.save())
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
 
-    def _noised(self, request: Request, term: Term, place: str, sites: int) -> tuple[Term, str]:
-        """The term with this client's share of the noise, which is drawn once for every slot."""
-        release = release_of(request, self.participant.memory.chain, kind_of(request.kind).releases)
-        assert release is not None
-        self.ledger.need_noise(place, release.shares(sites))
-        return release.noised(term, sites, self._random), self.budget.said()
-
-    def _paid(self, request: Request, chain: Chain, place: str) -> None:
-        """Pay for a noisy answer before it is computed."""
-        check_method(chain)
-        release = release_of(request, chain, kind_of(request.kind).releases)
-        assert release is not None
-        self.budget.check_run(chain)
-        self.budget.pay(self.participant.data, place, release.mu)
-
-    def _term(self, request: Request, place: str) -> Term | Needs:
-        """This client's answer: of the rows that take part, or how many of them lie in which cells.
-
-        Noise hides rows by itself: then all of them take part, and nobody counts them first.
-        """
+    def _term(self, request: Request) -> Term | Needs:
+        """This client's answer: of the rows that take part, or how many of them lie in which cells."""
         data = self.participant.data
-        if _noisy(request.kind):
-            return self.participant.answer(
-                request, permit=lambda asked, chain, rows: self._paid(asked, chain, place)
-            )
         if request.kind == CENSUS:
-            if self.budget.limited:
-                raise TermError(
-                    f"this site's policy has a budget (epsilon_total = {self.budget.epsilon:g}); it answers "
-                    "private runs only, which count no rows."
-                )
             return self.disclosure.counts(data, self._stage(request))
 
         def permit(asked: Request, chain: Chain, rows: ClientData) -> None:
@@ -276,49 +247,27 @@ class SecureClient:
                 check_method(chain)
             self.disclosure.permit(asked, chain)
 
-        return self.participant.answer(request, rows=self.disclosure.rows(data), permit=permit)
+        term = self.participant.answer(request, rows=self.disclosure.rows(data), permit=permit)
+        return term if isinstance(term, Needs) else term.on_host()
 
-    def _stage(self, request: Request) -> CensusStage:
-        """The stage of a census that is asked for, in the run under way."""
-        stage = CensusStage.from_note(request.note)
-        if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
-            raise TermError("what is asked for is not the census of this run.")
-        return stage
+    def _noisy_term(self, request: Request, place: str, sites: int) -> Term | Needs:
+        """This client's answer with its share of the noise, which is drawn once for every slot.
 
-    def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
-        """The digest of the census that a question rests on; refused where there is none."""
-        if kind == CENSUS or _noisy(kind):
-            return ""
-        account = self.disclosure.account
-        if self.disclosure.run != client.setup.run or not account.finished:
-            raise TermError(f"'{self.participant.name}' has seen no census of the rows in this run.")
-        if cohort is not None and tuple(cohort) != account.cohort and not self.changing:
-            raise TermError(
-                f"a sum over {len(cohort)} sites is asked for, and the rows of {len(account.cohort)} were "
-                "counted. Begin a new run."
-            )
-        return account.history
+        Noise hides rows by itself: all of them take part, and nobody counts them first. It is paid for before
+        the answer is computed.
+        """
 
-    def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
-        """Take rows in as a stage of the census says that was opened."""
-        request = decode_request(octets(arrays, "request").tobytes())
-        digest, stage = request_digest(request), self._stage(request)
-        if "signatures" in note:  # others have seen the evidence
-            asked, cohort = self.ledger.request_of(text(note, "place")), listed(note, "cohort")
-            counts = {name: array for name, array in arrays.items() if name != "request"}
-            total = Term(counts, {str(name): int(count) for name, count in note["counts"].items()})
-        else:
-            evidence = self._evidence(client, arrays, note, "")
-            asked, cohort = evidence.request, list(evidence.survivors)
-            total = decode(client.total(evidence), evidence.layout)
-        if digest != asked:
-            raise TermError("the total that is shown is not a census.")
-        agreement = purpose("census", client.setup.run, digest, stage.after(total), cohort)
-        if "signatures" in note:
-            self._signatures.check_signed(agreement, note["signatures"], client.members, client.setup.run)
-        said = self.disclosure.admit(self.participant.data, stage, total, cohort)
-        self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
-        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
+        def pay(asked: Request, chain: Chain, rows: ClientData) -> None:
+            check_method(chain)
+            self.budget.check_run(chain)
+            self.budget.pay(self.participant.data, place, _release(asked, chain).mu)
+
+        term = self.participant.answer(request, permit=pay)
+        if isinstance(term, Needs):
+            return term
+        release = _release(request, self.participant.memory.chain)
+        self.ledger.need_noise(place, release.shares(sites))
+        return release.noised(term.on_host(), sites, self._random)
 
     def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
         """Refuse what this run may not ask for any more, before anything is computed."""
@@ -339,35 +288,97 @@ class SecureClient:
         """Hold a request to the policy, before a step of the method sees it."""
         if request.position and self._client is not None:
             self.ledger.pin(self._client.setup.run, chain.digests[1])
-            if self._guard.policy.joint_seed:
-                self.seeds.book.check(chain.opening, self._drawn_by(self._client))
+            self._check_seed(self._client, chain.opening)
         self._guard.check(request, chain, data)
 
-    def _drawn_by(self, client: Client) -> Sequence[str] | None:
-        """Who drew the seed of a run: all its members; others where changes are allowed."""
-        return None if self.changing else client.members
+    def _check_seed(self, client: Client, opening: Mapping[str, Any]) -> None:
+        """Refuse a seed that not all members of the run drew; others may have where changes are allowed."""
+        if self._guard.policy.joint_seed:
+            self.seeds.book.check(opening, None if self.changing else client.members)
+
+    # -- the census --------------------------------------------------------------------------------
+
+    def _stage(self, request: Request) -> CensusStage:
+        """The stage of a census that is asked for, in the run under way."""
+        stage = CensusStage.from_note(request.note)
+        if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
+            raise TermError("what is asked for is not the census of this run.")
+        return stage
+
+    def _check_census(self, stage: CensusStage, layout: Layout, cohort: Sequence[str]) -> None:
+        """Refuse to count rows for what this site would refuse afterwards."""
+        data, labels = self.participant.data, self.participant.data.own_labels()
+        if layout != stage.layout(data.width, 1 if labels.ndim == 1 else int(labels.shape[1])):
+            raise TermError("the census is asked for in another layout than its own.")
+        if self.budget.limited:
+            raise TermError(
+                f"this site's policy has a budget (epsilon_total = {self.budget.epsilon:g}); it answers "
+                "private runs only, which count no rows."
+            )
+        if stage.name == "cells":
+            self.disclosure.check_known(data, cohort, stage.classes is not None)
+
+    def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
+        """The digest of the census that a question rests on; refused where there is none."""
+        if kind == CENSUS or _noisy(kind):
+            return ""
+        account = self.disclosure.account
+        if self.disclosure.run != client.setup.run or not account.finished:
+            raise TermError(f"'{self.participant.name}' has seen no census of the rows in this run.")
+        if cohort is not None and tuple(cohort) != account.cohort and not self.changing:
+            raise TermError(
+                f"a sum over {len(cohort)} sites is asked for, and the rows of {len(account.cohort)} were "
+                "counted. Begin a new run."
+            )
+        return account.history
+
+    def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
+        """Take rows in as a stage of the census says that was opened."""
+        request = decode_request(octets(arrays, "request").tobytes())
+        digest, stage = request_digest(request), self._stage(request)
+        if signed := note.get("signatures"):  # others have seen the evidence
+            asked, cohort = self.ledger.request_of(text(note, "place")), listed(note, "cohort")
+            counts = {name: array for name, array in arrays.items() if name != "request"}
+            total = Term(counts, {str(name): int(count) for name, count in note["counts"].items()})
+        else:
+            evidence, total = self._evidence(client, arrays, note, "")
+            asked, cohort = evidence.request, list(evidence.survivors)
+        if digest != asked:
+            raise TermError("the total that is shown is not a census.")
+        agreement = purpose("census", client.setup.run, digest, stage.after(total), cohort)
+        if signed:
+            self._signatures.check_signed(agreement, signed, client.members, client.setup.run)
+        said = self.disclosure.admit(self.participant.data, stage, total, cohort)
+        self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
+        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
+
+    # -- totals ------------------------------------------------------------------------------------
 
     def _open(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
-        request = self.ledger.request_of(slot_name(client.setup, slot))
-        opening = Opening(client.setup.run, request, tuple(survivors))
-        known = openings_of(note, client.setup.run)
+        place, run = slot_name(client.setup, slot), client.setup.run
+        opening = Opening(run, self.ledger.request_of(place), tuple(survivors))
+        known = openings_of(note, run)
         if opening not in known:
             raise TermError("a total is to be opened that is not among those of its run.")
-        self.ledger.learn(client.setup.run, known, self.participant.name, opening)
-        self.ledger.check(opening, dropped, self.changing)
+        if dropped and not self.changing:
+            raise CohortError(
+                f"{dropped[:5]} did not answer, and this client only opens sums over all who were asked "
+                "(changing=True allows others)."
+            )
+        self.ledger.learn(run, known, self.participant.name, opening)
         honest = len(survivors) - max(self._colluders, self.disclosure.limits.colluders)
-        self.ledger.check_noise(slot_name(client.setup, slot), honest)
-        self.disclosure.settle(client.setup.run)
+        self.ledger.check_noise(place, honest)
+        self.disclosure.settle(run)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
         if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
-            masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
+            masked = read_letter(self.ledger.sent(place))[0]["limbs"]
             value, message = client.witness(slot, survivors, masked, text(note, "sum"))
             told = {"value": value, "signature": self._sign(message).hex()}
             reply = pack("witnessed", client.setup, told, {"opened": reply})
+        about = {"slot": place, "cohort": survivors, "dropped": dropped}
         said = f"its help to open the sum over {len(survivors)}"
-        about = {"slot": slot_name(client.setup, slot), "cohort": survivors, "dropped": dropped}
         self._tell(Sent("opened", said, len(reply), None, about))
         return reply
 
@@ -388,11 +399,9 @@ class SecureClient:
                 opening = block.note["opening"]
                 self.policy.check_opening(opening)
                 # Sizes of what is started here; which methods are allowed, the opening has said.
-                sizes = dataclasses.replace(self.policy, methods=None)
-                asked_for = {name: training.recipe[name] for name in ("method", "parameters")}
-                sizes.check_opening({**opening, **asked_for})
-                if self.policy.joint_seed:
-                    self.seeds.book.check(opening, self._drawn_by(client))
+                started = {name: training.recipe[name] for name in ("method", "parameters")}
+                dataclasses.replace(self.policy, methods=None).check_opening({**opening, **started})
+                self._check_seed(client, opening)
         shown = self._shown(client, arrays, note, request.kind) if "evidence" in note else None
         absorbs = self._check.agree(training, asked, digest, model, shown)
         layouts = listed(note, "layouts")
@@ -405,32 +414,27 @@ class SecureClient:
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
     ) -> Shown:
-        about = _about_evidence(note)
-
         def total() -> Total:
-            evidence = self._evidence(client, arrays, note, self._census(client, kind, None))
+            evidence, term = self._evidence(client, arrays, note, self._census(client, kind, None))
             if not self._signatures.enough(evidence.survivors):
                 raise TermError(
                     f"a total over {len(evidence.survivors)} sites is too small to be shown to one."
                 )
-            term, asked = decode(client.total(evidence), evidence.layout), evidence.dropped
-            return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(asked))
+            return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(evidence.dropped))
 
+        about = _about_evidence(note)
         return Shown(text(about, "place"), text(about, "request"), total)
 
     def _evidence(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
-    ) -> Evidence:
-        """What shows a total, of a question that this client answered itself."""
+    ) -> tuple[Evidence, Term]:
+        """What shows a total of a question that this client answered itself, and the total."""
         about = _about_evidence(note)
         place, evidence = text(about, "place"), Evidence.from_parts(arrays, about)
-        everybody = sorted([*evidence.survivors, *evidence.dropped])
-        context = context_of(text(about, "request"), evidence.layout, census)
-        question = hashlib.sha256(context + purpose(everybody)).hexdigest()
-        known = self.ledger.question_of(place) if evidence.place == place else ""
-        if evidence.setup != client.setup or question != known:
+        if evidence.setup != client.setup or evidence.place != place:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
-        return evidence
+        context = context_of(text(about, "request"), evidence.layout, census)
+        return evidence, decode(client.total(evidence, context), evidence.layout)
 
 
 def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:
@@ -439,14 +443,16 @@ def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:
     return about
 
 
-def _outputs(data: ClientData) -> int:
-    labels = data.own_labels()
-    return 1 if labels.ndim == 1 else int(labels.shape[1])
-
-
 def _noisy(kind: str) -> bool:
     """Whether answers of this kind have noise. A census has none, and needs no method's file to say so."""
     return kind != CENSUS and kind_of(kind).releases is not None
+
+
+def _release(request: Request, chain: Chain) -> NoisyAnswer:
+    """How an answer to a request gets its noise."""
+    release = release_of(request, chain, kind_of(request.kind).releases)
+    assert release is not None
+    return release
 
 
 def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:

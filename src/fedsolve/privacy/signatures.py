@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedsolve.errors import DataError
 from fedsolve.privacy import MISSING_LIBRARY
@@ -55,3 +56,11 @@ def verifier(roster: Roster | Callable[[], Roster]) -> Verify:
 def _check_curve(curve: ec.EllipticCurve, whose: str) -> None:
     if not isinstance(curve, ec.SECP256R1):
         raise DataError(f"{whose} must be a P-256 key; it is on {curve.name}.")
+
+
+def signed_by(verify: Verify, name: str, message: bytes, signature: Any) -> bool:
+    """Whether this is somebody's signature, in hexadecimal; a damaged one is nobody's."""
+    try:
+        return verify(name, message, bytes.fromhex(signature))
+    except (TypeError, ValueError):
+        return False

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsolve.errors import TermError
 from fedsolve.privacy.notes import committee, least_verified, listed, purpose, signatures_needed, text
-from fedsolve.privacy.signatures import Verify
+from fedsolve.privacy.signatures import Verify, signed_by
 from fedsolve.privacy.verifying import CheckedTraining
 
 
@@ -80,40 +80,35 @@ class SignedQuestions:
                 f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
                 f"{least_verified(self.colluders)}; this site answers no others (its policy: verified)."
             )
-        told = note.get("agreed")
-        if not isinstance(told, dict) or not isinstance(told.get("signatures"), dict):
+        if not isinstance(told := note.get("agreed"), dict):
             raise TermError(
                 "nobody has checked that this question follows from the totals that were opened; this site "
                 "answers no others (its policy: verified)."
             )
-        everybody = listed(told, "cohort")
+        everybody, layouts = listed(told, "cohort"), listed(told, "layouts")
         if cohort != everybody and not (changing and set(cohort) <= set(everybody)):
             raise TermError("the sites agreed to this question for another cohort.")
-        if layout not in (layouts := listed(told, "layouts")):
+        if layout not in layouts:
             raise TermError("the sites agreed to this question in another layout.")
-        message = agreed_message(text(told, "training"), request, everybody, run, layouts)
-        self.check_signed(message, told["signatures"], members, told["training"], self.wanted)
+        training = text(told, "training")
+        message = agreed_message(training, request, everybody, run, layouts)
+        self.check_signed(message, told.get("signatures"), members, training, self.wanted)
 
     def check_signed(
-        self, message: bytes, signed: Mapping[str, str], members: Collection[str], about: str, wanted: int = 0
+        self, message: bytes, signed: Any, members: Collection[str], about: str, wanted: int = 0
     ) -> None:
         """Refuse what too few of the members who check for all have signed, naming wrong signatures."""
+        signatures = signed if isinstance(signed, dict) else {}
         may_check = set(members if wanted else committee(members, about, self.colluders))
-        needed = wanted or signatures_needed(len(members), self.colluders)
-        good = 0
-        for name, signature in signed.items():
-            try:
-                by = bytes.fromhex(signature)
-            except (TypeError, ValueError) as problem:
-                raise TermError(f"the signature of '{str(name)[:60]}' is damaged.") from problem
-            if name not in may_check or not self.verify(name, message, by):
+        for name, signature in signatures.items():
+            if name not in may_check or not signed_by(self.verify, name, message, signature):
                 raise TermError(
-                    f"the agreement of '{str(name)[:60]}' to this question is not signed by that site, or "
+                    f"the agreement of '{name[:60]}' to this question is not signed by that site, or "
                     "belongs to another question."
                 )
-            good += 1
-        if good < needed:
+        needed = wanted or signatures_needed(len(members), self.colluders)
+        if len(signatures) < needed:
             raise TermError(
-                f"{good} of {len(members)} sites have checked this question; this site's policy asks for "
-                f"{needed} (signatures)."
+                f"{len(signatures)} of {len(members)} sites have checked this question; this site's policy "
+                f"asks for {needed} (signatures)."
             )

@@ -34,7 +34,7 @@ from fedsolve.privacy.notes import (
 from fedsolve.privacy.primitives import KEY_BYTES, add_masks, agree, derive, key_stream, public_key
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.signatures import Verify
+from fedsolve.privacy.signatures import Verify, signed_by
 
 PRIME = (1 << 127) - 1
 
@@ -165,7 +165,7 @@ class Evidence:
             value, signature = self.signed.get(name, ("0", ""))
             bound = commitment(self.setup, name, self.slot, self.secrets[name])
             message = fingerprint_message(opening, digest, name, value, bound)
-            if not verify(name, message, bytes.fromhex(signature)):
+            if not signed_by(verify, name, message, signature):
                 raise TermError(
                     f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
                     "signature is missing or belongs to another sum, or to another seed."
@@ -200,8 +200,8 @@ class Evidence:
             if len(masked.limbs) != 2 * layout.wide + layout.narrow:
                 raise ValueError("a sum of another length")
             signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
-            for value, by in signed.values():
-                int(value, 16), bytes.fromhex(by)
+            for value, _ in signed.values():
+                int(value, 16)
             about = (Setup.from_note(note["setup"]), int(note["slot"]), str(note["request"]), layout)
             secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
             return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
