@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsolve.container import from_parts, to_parts
 from fedsolve.privacy.ledger import Opening
-from fedsolve.privacy.notes import Setup, as_array, octets
+from fedsolve.privacy.notes import Setup, as_array
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.unmasking import Server
@@ -95,26 +96,28 @@ class RunStore(Shelf):
         course, self._course = self._course, None
         return course if course is not None and course.opening == opening else None
 
-    def keep_setup(self, setup: Setup, keys: dict[str, bytes], shares: dict[str, bytes]) -> None:
+    def keep_setup(self, server: Server, shares: dict[str, bytes]) -> None:
         """Write down what the members sent in a setup."""
-        parts = {"keys": keys, "shares": shares}
-        arrays = {f"{k}.{name}": as_array(sent) for k, notes in parts.items() for name, sent in notes.items()}
-        note = {"setup": setup.note(), **{kind: list(notes) for kind, notes in parts.items()}}
-        self.keep("setup.safetensors", note, arrays)
+        values = {
+            "keys": {name: as_array(keys.letter) for name, keys in server.keys.items()},
+            "shares": {name: as_array(letter) for name, letter in shares.items()},
+        }
+        arrays, note = to_parts(values, "a setup")
+        self.keep("setup.safetensors", {**note, "setup": server.setup.note()}, arrays)
 
     def server(self, run: str, epoch: int) -> Server | None:
         """The server of the setup that was written down; None where that of this epoch was not completed."""
 
         def make(arrays: dict[str, Any], note: dict[str, Any]) -> Server | None:
-            setup = Setup.from_note(note["setup"])
-            if (setup.run, setup.epoch) != (run, epoch):
+            server = Server(Setup.from_note(note.pop("setup")))
+            if (server.setup.run, server.setup.epoch) != (run, epoch):
                 return None
-            server = Server(setup)
-            for name in note["keys"]:
-                server.add_keys(name, octets(arrays, f"keys.{name}").tobytes())
+            kept = from_parts(arrays, note)
+            for name, letter in kept["keys"].items():
+                server.add_keys(name, letter.tobytes())
             server.keys_for(server.members[0])
-            for name in note["shares"]:
-                server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
+            for name, letter in kept["shares"].items():
+                server.add_shares(name, letter.tobytes())
             return server
 
         return self.kept("setup.safetensors", make)

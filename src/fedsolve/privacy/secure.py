@@ -64,7 +64,7 @@ from fedsolve.privacy.secure_client import (
 )
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
-from fedsolve.privacy.witness import slot_name
+from fedsolve.privacy.witness import Evidence, slot_name
 from fedsolve.tables.fingerprints import Holdings
 
 _SLOTS = 8
@@ -75,6 +75,9 @@ _MOST_SLOTS = 32
 
 _SPARE_SLOTS = 6
 """For the stages of the census, an evaluation, and an array that does not fit into one limb."""
+
+_DROPOUTS = 0.1
+"""Part of many sites that may leave before they have helped to open a sum."""
 
 _SLACK = 1 << 20
 """Bytes that a reply may take besides its numbers."""
@@ -91,9 +94,8 @@ class _OneLimbFailed(Exception):
 class SecureFederation(Federation):
     """A federation around another one, in which nobody sees a client's term.
 
-    threshold: how many clients must help to open a sum; the fewest that are safe when None.
-    colluders: how many clients might side with the server. dropouts: which part of them may leave before
-               they have helped to open a sum. Both say how many neighbours a client has among many (`graph`).
+    colluders: how many clients might side with the server. How many must help to open a sum follows from it,
+               and how many neighbours a client has among many (`graph`).
     missing:   "error" stops at the first client that fails, naming it; "continue" goes on with those present,
                which the clients must allow too:
     changing:  whether clients open sums that lack somebody who was asked, and let a run's cohort change. Also
@@ -115,9 +117,7 @@ class SecureFederation(Federation):
         self,
         federation: Federation,
         *,
-        threshold: int | None = None,
         colluders: int = 0,
-        dropouts: float = 0.1,
         missing: Literal["error", "continue"] = "error",
         changing: bool = False,
         verify: bool | None = None,
@@ -132,17 +132,12 @@ class SecureFederation(Federation):
             raise DataError(f"{type(federation).__name__} cannot carry secure sums; LocalFederation can.")
         check_whole(0, colluders=colluders)
         check_choice("missing", missing, ("error", "continue"))
-        if threshold is not None:
-            check_whole(1, threshold=threshold)
         if signatures is not None:
             check_whole(1, signatures=signatures)
         self.federation: Federation = federation
         self.prefers: Literal["bytes", "exchanges"] = federation.prefers
         self._engine: CarriesLetters = federation
-        self.threshold = threshold
-        self.colluders, self.dropouts = colluders, dropouts
-        self.missing = missing
-        self.changing = changing
+        self.colluders, self.missing, self.changing = colluders, missing, changing
         self.verify = not isinstance(federation, LocalFederation) if verify is None else verify
         self.signatures = signatures
         self.limits = Limits() if limits is None else limits
@@ -193,9 +188,9 @@ class SecureFederation(Federation):
             described,
             resumed=done > 0 or self._lasting,
         )
-        self._plan(exchanges)
+        self._begin(exchanges)
 
-    def _plan(self, exchanges: int) -> None:
+    def _begin(self, exchanges: int) -> None:
         self._course = Course(secrets.token_hex(16), min(_MOST_SLOTS, exchanges + _SPARE_SLOTS))
         self._server: Server | None = None
         self._received: set[str] = set()
@@ -226,11 +221,8 @@ class SecureFederation(Federation):
         self._agreed = self._enter(request, chain)
         if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
             self._take_census()
-        asked = self._asked_before(request)
         try:
-            if asked is None:
-                asked = self._question(request, chain, narrow=True)
-            total = self._sum(asked, request, chain)
+            total = self._sum(self._question(request, chain, narrow=True), request, chain)
         except _OneLimbFailed as failed:  # again in two limbs, in a new slot
             self._known.give_up(failed.names)
             total = self._sum(self._question(request, chain, narrow=False), request, chain)
@@ -279,25 +271,27 @@ class SecureFederation(Federation):
         """The history of the rows of this run; None before they were counted."""
         return self._course.census
 
-    def _asked_before(self, request: Request) -> Asked | None:
-        """The question under way when the server was stopped, if it is this one: it has its slot."""
-        before = self._before
-        if before is None or before.request != request_digest(_sent(request)):
-            return None
-        self._before = None
-        return before
-
     def _question(self, request: Request, chain: Chain, narrow: bool) -> Asked:
-        """The request in a free slot, written down before anybody is asked."""
-        server, slot = self._next_slot()
-        cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
+        """Where and whom a request is asked; narrow: in as few limbs as the clients agreed to."""
         layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
         if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
             layout = layout.widened()
-        asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
-        self._course.asked = asked
+        return self._asked(request, request.cohort, layout)
+
+    def _asked(self, request: Request, names: Sequence[str], layout: Layout) -> Asked:
+        """The request in a free slot, written down before anybody is asked.
+
+        The question that was under way when the server was stopped has its slot.
+        """
+        digest, before = request_digest(_sent(request)), self._before
+        if before is not None and before.request == digest:
+            self._before = None
+            return before
+        server, slot = self._next_slot()
+        cohort = tuple(name for name in sorted(names) if name in server.sharers)
+        self._course.asked = Asked(digest, slot, cohort, layout)
         self._keep()
-        return asked
+        return self._course.asked
 
     def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
         assert self._server is not None
@@ -353,39 +347,37 @@ class SecureFederation(Federation):
             server, spec, course = self._keys(), self.describe(), self._course
             stage = CensusStage.from_note(course.stage) if course.stage else self._first_stage(spec)
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
-            asked = self._asked_before(request)
-            if asked is None:
-                slot, layout = self._next_slot()[1], stage.layout(spec.features, spec.outputs)
-                asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
-                self._keep()
+            asked = self._asked(request, server.sharers, stage.layout(spec.features, spec.outputs))
             report = CohortReport.of(request, asked.cohort)
             pending, signed = self._opened(asked, report, request, Chain(), {}, True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
-            arrays, shows = pending.evidence(asked.request, asked.layout, signed).parts()
-            about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
-            sent = {"request": encode_request(request)}
-            told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
-            checking = committee(pending.survivors, course.run, self.colluders)
-            if len(checking) < len(pending.survivors):  # of many, as many as must agree
-                checking = checking[: signatures_needed(len(pending.survivors), self.colluders)]
-            if len(checking) < len(pending.survivors):  # the others believe what these have checked
-                letters = dict.fromkeys(sorted(checking), told)
-                replies = self._gathered(letters, report, lambda *reply: None, _SLACK)
-                agreed = {name: text(read_letter(reply)[1], "signature") for name, reply in replies.items()}
-                about |= {
-                    "signatures": agreed,
-                    "cohort": list(pending.survivors),
-                    "counts": dict(total.counts),
-                }
-                told = pack(CENSUS, server.setup, about, {**total.arrays, **sent})
-            self._told, self._informed = told, set()
-            self._store.write("census.safetensors", told)
+            about = {"place": slot_name(server.setup, asked.slot), "history": history}
+            evidence = pending.evidence(asked.request, asked.layout, signed)
+            self._told = self._census_letter(request, about, evidence, total, report)
+            self._informed = set()
+            self._store.write("census.safetensors", self._told)
             if asked.slot == server.setup.slots - 1:  # the next question has new keys
-                self._gathered(dict.fromkeys(pending.survivors, told), report, lambda *reply: None, _SLACK)
+                self._gathered(dict.fromkeys(pending.survivors, self._told), report, _SLACK)
             course.stage = None if following is None else following.note()
             course.census = history if following is None else None
             self._keep()
+
+    def _census_letter(
+        self, request: Request, about: dict[str, Any], evidence: Evidence, total: Term, report: CohortReport
+    ) -> bytes:
+        """What shows a stage of the census to all clients; of many, some check it, the others believe them."""
+        setup, everybody, sent = evidence.setup, evidence.survivors, {"request": encode_request(request)}
+        arrays, shows = evidence.parts()
+        told = pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
+        checking = committee(everybody, setup.run, self.colluders)
+        if len(checking) == len(everybody):
+            return told
+        needed = signatures_needed(len(everybody), self.colluders)
+        replies = self._gathered(dict.fromkeys(sorted(checking[:needed]), told), report, _SLACK)
+        agreed = {name: text(read_letter(reply)[1], "signature") for name, reply in replies.items()}
+        about = {**about, "signatures": agreed, "cohort": everybody, "counts": dict(total.counts)}
+        return pack(CENSUS, setup, about, {**total.arrays, **sent})
 
     def _first_stage(self, spec: Spec) -> CensusStage:
         """Where the census of a run begins: at the newest history that all clients can go on from."""
@@ -414,15 +406,12 @@ class SecureFederation(Federation):
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
         census = (self._course.census or "") if counted else ""
         sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))
-        stored = self._store.sum(place)
-        if stored is not None:
-            pending = self._server.sum(
-                asked.slot, asked.cohort, *sized, masked=stored[0], survivors=stored[1]
-            )
+        masked, survivors = self._store.sum(place) or (None, ())
+        pending = self._server.sum(asked.slot, asked.cohort, *sized, masked=masked, survivors=survivors)
+        if masked is not None:
             for name in pending.dropped:
                 report.lose(name, CohortError("it had not answered when the server was stopped"))
             return pending
-        pending = self._server.sum(asked.slot, asked.cohort, *sized)
         note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note(), **more}
         refused = self._collect(pending, report, request, chain, note)
         if refused:
@@ -433,8 +422,8 @@ class SecureFederation(Federation):
                     "features for values whose squares overflow; rescale such columns."
                 )
             raise _OneLimbFailed(refused)
-        survivors, _ = pending.close()
-        self._store.keep_sum(place, pending.masked, survivors)
+        pending.close()
+        self._store.keep_sum(place, pending.masked, pending.survivors)
         return pending
 
     def _collect(
@@ -460,7 +449,7 @@ class SecureFederation(Federation):
                 else:
                     pending.add(name, reply)
 
-            self._gathered(self._letters(asked, note), report, take, pending.masked.nbytes + _SLACK)
+            self._gathered(self._letters(asked, note), report, pending.masked.nbytes + _SLACK, take)
             if not lacking:
                 return refused
             asked = lacking
@@ -530,7 +519,7 @@ class SecureFederation(Federation):
         kind: Any = check_method(chain)
         begun, opening = self._course.opening, chain.digests[1]
         if begun is not None and (begun != opening or request.exchange == 0):
-            self._plan(self._course.slots - _SPARE_SLOTS)
+            self._begin(self._course.slots - _SPARE_SLOTS)
         if self._course.opening is not None:
             return
         kept = self._store.resume(opening)
@@ -589,35 +578,33 @@ class SecureFederation(Federation):
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._keep()
-        least = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
+        least = least_threshold(len(names), self.colluders)
         setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received, self._told = set(), b""
         begin = dict.fromkeys(names, pack("begin", setup, opened_note(course.opened)))
-        keys: dict[str, bytes] = {}
         course.accounts = {}
 
         def begun(name: str, reply: bytes) -> None:
             arrays, note = unpack(reply, "begun", setup)
-            keys[name] = octets(arrays, "keys").tobytes()
-            server.add_keys(name, keys[name])
+            server.add_keys(name, octets(arrays, "keys").tobytes())
             course.accounts[name] = note.get("accounts", [])
 
-        self._gathered(begin, report, begun, _SLACK)
+        self._gathered(begin, report, _SLACK, begun)
         self._keep()
         told = {name: server.keys_for(name) for name in server.members}
         # For every neighbour a share of two secrets of each slot.
         largest = _SLACK + len(told) * (1024 + 128 * setup.slots)
-        shares = self._gathered(told, report, server.add_shares, largest)
+        shares = self._gathered(told, report, largest, server.add_shares)
         course.invited, course.members = (), self.federation.clients
-        self._store.keep_setup(setup, keys, shares)
+        self._store.keep_setup(server, shares)
         return server
 
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
         """The setup with neighbours on a circle, where clients are many and nobody may drop out of a sum."""
-        if len(names) < SPARSE_FROM or self.changing or self.threshold is not None:
+        if len(names) < SPARSE_FROM or self.changing:
             return setup
-        degree, threshold = degree_for(len(names), self.colluders, math.ceil(self.dropouts * len(names)))
+        degree, threshold = degree_for(len(names), self.colluders, math.ceil(_DROPOUTS * len(names)))
         if not degree:
             return setup
         circle = draw_seed(self._engine, names, about_circle(setup), self.colluders)
@@ -627,8 +614,8 @@ class SecureFederation(Federation):
         self,
         letters: Mapping[str, bytes],
         report: CohortReport,
-        add: Callable[[str, bytes], None],
         largest: int,
+        add: Callable[[str, bytes], None] = lambda name, reply: None,
     ) -> dict[str, bytes]:
         """The replies to letters, by name, each of `largest` bytes at most and taken by `add`."""
         found: dict[str, bytes] = {}

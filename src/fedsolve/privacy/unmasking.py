@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._keys: dict[str, SlotKeys] = {}
+        self.keys: dict[str, SlotKeys] = {}
         self._sealed: dict[str, dict[str, bytes]] = {}
         self._around: dict[str, tuple[str, ...]] = {}
         self._relayed: dict[tuple[str, ...], bytes] = {}
@@ -50,7 +50,7 @@ class Server:
     @property
     def members(self) -> tuple[str, ...]:
         """Who advertised keys."""
-        return tuple(sorted(self._keys))
+        return tuple(sorted(self.keys))
 
     @property
     def sharers(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class Server:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
         keys = SlotKeys.from_bytes(note, self.setup)
         _check_sender(sender, keys.name)
-        self._keys[sender] = keys
+        self.keys[sender] = keys
 
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
@@ -72,7 +72,7 @@ class Server:
             self._around = around(self.members, self.setup.degree, self.setup.circle)
         near = self._around[name]
         if near not in self._relayed:
-            notes = {other: self._keys[other].letter for other in near}
+            notes = {other: self.keys[other].letter for other in near}
             self._relayed = {near: relay("members", self.setup, notes, self.members)}
         return self._relayed[near]
 
@@ -115,7 +115,7 @@ class Server:
         if slot in self._used:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
-        return MaskedSum(question, self._around, self._keys, masked, survivors)
+        return MaskedSum(question, self._around, self.keys, masked, survivors)
 
     def _check_enough(self, names: Collection[str], did: str) -> None:
         least = self.setup.least_cohort
