@@ -8,7 +8,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.federation.messages import Term
 from fedsolve.federation.noisy_sums import NoisyAnswer
-from fedsolve.privacy.attacks import _Attack, area_under_curve, audit, lower_bound
+from fedsolve.privacy.attacks import _Attack, audit, lower_bound
 from fedsolve.tables.schema import Column, Schema
 from tests.command import document, fedsolve
 
@@ -80,8 +80,6 @@ def test_the_bound_is_that_of_the_binomial():
     assert lower_bound(100, 100, 200, 0.0) == pytest.approx(np.log(p / (1 - p)), abs=1e-6)
     assert lower_bound(100, 50, 200, 0.0) == 0.0
     assert lower_bound(100, 100, 200, 1e-3) < lower_bound(100, 100, 200, 0.0)
-    assert area_under_curve(np.array([2.0, 3.0]), np.array([1.0, 1.5])) == 1.0
-    assert area_under_curve(np.ones(3), np.ones(4)) == 0.5
 
 
 def test_small_classes_and_the_command(tmp_path):

@@ -22,7 +22,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom, rankdata
+from scipy.optimize import brentq
+from scipy.stats import binom
+from sklearn.metrics import roc_auc_score
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
@@ -93,20 +95,9 @@ def lower_bound(guesses: int, right: int, canaries: int, delta: float) -> float:
         slack = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
         return float(tail[0] + 2 * canaries * delta * slack)
 
-    low, high = 0.0, 64.0
-    if chance(low) > 1 - CONFIDENCE:
+    if chance(0.0) > 1 - CONFIDENCE:
         return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chance(middle) <= 1 - CONFIDENCE else (low, middle)
-    return low
-
-
-def area_under_curve(members: Array, others: Array) -> float:
-    """How often a member's score is the larger one."""
-    ranks = rankdata(np.concatenate([members, others]))[: len(members)].sum()
-    pairs = len(members) * len(others)
-    return float((ranks - len(members) * (len(members) + 1) / 2) / pairs)
+    return float(brentq(lambda epsilon: chance(epsilon) - (1 - CONFIDENCE), 0.0, 64.0))
 
 
 def _filled(data: ClientData) -> ClientData:
@@ -153,37 +144,35 @@ def _answer(run: Run[Any], request: Request | None, data: ClientData) -> Term:
     return term
 
 
+@dataclass
 class _Attack:
     """A server's guesses about rows, in one view."""
 
-    def __init__(
-        self,
-        view: str,
-        data: ClientData,
-        spec: Spec,
-        method: Method[Any],
-        sites: int,
-        rng: np.random.Generator,
-        mechanism: Mechanism,
-    ) -> None:
-        self.view, self.spec, self.method, self.rng, self.mechanism = view, spec, method, rng, mechanism
-        rows, labels = data.features(slice(None)), data.own_labels()
-        order = rng.permutation(len(rows))
+    view: str
+    data: ClientData
+    spec: Spec
+    method: Method[Any]
+    sites: int
+    rng: np.random.Generator
+    mechanism: Mechanism
+
+    def __post_init__(self) -> None:
+        rows, labels = self.data.features(slice(None)), self.data.own_labels()
+        order = self.rng.permutation(len(rows))
         half = max(1, len(rows) // 2)
-        others = rng.integers(0, len(rows), (sites - 1) * half)
+        others = self.rng.integers(0, len(rows), (self.sites - 1) * half)
         spread = rows.std(axis=0, keepdims=True)
-        drawn = rows[others] + 0.3 * spread * rng.standard_normal((len(others), rows.shape[1]))
+        drawn = rows[others] + 0.3 * spread * self.rng.standard_normal((len(others), rows.shape[1]))
         self.inside, self.outside = order[:half], order[half:]
         self.base = (np.vstack([rows[self.inside], drawn]), np.append(labels[self.inside], labels[others]))
         self.rows, self.labels = rows, labels
-        self.schema = data.schema
 
     def findings(self) -> list[Leak]:
         found = self._leverage_and_members() + self._canaries()
         return found + (self._noise() if self.view == "private" else [])
 
     def _data(self, rows: Array, labels: Array) -> ClientData:
-        return ClientData(rows, labels, schema=self.schema)
+        return ClientData(rows, labels, schema=self.data.schema)
 
     def _walk(self, data: ClientData) -> Iterator[tuple[Ask, NoisyAnswer | None, Term, Mapping[str, float]]]:
         """Each question of a run, its noise, what a server sees of the answer, in the units of the method,
@@ -220,7 +209,8 @@ class _Attack:
             said = f"highest leverage {scores[0].max():.2f}; {high} of {len(scores[0])} rows above {HIGH}"
             harm = "some rows are nearly alone in the sums" if high and self.view != "private" else ""
             found = [Leak(self.view, "leverage", float(scores[0].max()), said, harm)]
-            auc = 1.0 - area_under_curve(*scores)
+            outside = np.repeat([0, 1], [len(some) for some in scores])  # with the larger leverage
+            auc = float(roc_auc_score(outside, np.concatenate(scores)))
             said = f"members told from rows held out: AUC {auc:.2f} (0.5 is guessing)"
             harm = "who is in the rows can be told" if auc > 0.65 else ""
             return [*found, Leak(self.view, "membership AUC", auc, said, harm)]

@@ -15,7 +15,10 @@ neighbours in a row. Of the even k and t > (k + 1)/2 that hold both, the smalles
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, lgamma
+from typing import Any
+
+import numpy as np
+from scipy.stats import hypergeom
 
 from fedsolve.errors import CohortError
 from fedsolve.privacy.notes import shuffled
@@ -40,11 +43,12 @@ def around(names: Sequence[str], degree: int, seed: int) -> dict[str, tuple[str,
 def degree_for(sites: int, colluders: int, dropouts: int) -> tuple[int, int]:
     """The fewest neighbours of each site, and the threshold among them; (0, 0) where all are needed."""
     for degree in range(4, sites - 1, 2):
-        for threshold in range(degree // 2 + 1, degree + 2):
-            if risk(sites, degree, threshold, colluders) <= RISK:
-                if sites * _drawn(sites - 1, dropouts, degree, degree + 2 - threshold) <= RISK:
-                    return degree, threshold
-                break
+        thresholds = np.arange(degree // 2 + 1, degree + 2)
+        enough = np.flatnonzero(risk(sites, degree, thresholds, colluders) <= RISK)
+        if len(enough):
+            threshold = int(thresholds[enough[0]])
+            if sites * hypergeom.sf(degree + 1 - threshold, sites - 1, dropouts, degree) <= RISK:
+                return degree, threshold
     return 0, 0
 
 
@@ -58,27 +62,9 @@ def check_graph(sites: int, degree: int, threshold: int, colluders: int) -> None
         )
 
 
-def risk(sites: int, degree: int, threshold: int, colluders: int) -> float:
-    """The chance, at most, that colluders learn a part of the sum."""
-    half = degree // 2
-    in_a_row = exp(_choose(sites - half, colluders - half) - _choose(sites, colluders))
-    return sites * (
-        _drawn(sites - 1, colluders, degree, threshold) + (in_a_row if colluders >= half else 0.0)
-    )
-
-
-def _drawn(sites: int, marked: int, draws: int, least: int) -> float:
-    """The chance of at least so many marked ones among those drawn without replacement."""
-    first = max(least, draws - (sites - marked), 0)
-    whole = _choose(sites, draws)
-    return sum(
-        exp(_choose(marked, hits) + _choose(sites - marked, draws - hits) - whole)
-        for hits in range(first, min(marked, draws) + 1)
-    )
-
-
-def _choose(among: int, number: int) -> float:
-    """The logarithm of a binomial coefficient."""
-    if not 0 <= number <= among:
-        return 0.0
-    return lgamma(among + 1) - lgamma(number + 1) - lgamma(among - number + 1)
+def risk(sites: int, degree: int, threshold: Any, colluders: int) -> Any:
+    """The chance, at most, that colluders learn a part of the sum; of one threshold or of many."""
+    in_a_row = hypergeom.pmf(
+        degree // 2, sites, colluders, degree // 2
+    )  # so many chosen places are all theirs
+    return sites * (hypergeom.sf(threshold - 1, sites - 1, colluders, degree) + in_a_row)

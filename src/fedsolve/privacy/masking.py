@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,21 +34,9 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import from_bytes, from_parts, to_bytes, to_parts, undamaged
 from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.privacy import notes
 from fedsolve.privacy.graph import around, check_graph
-from fedsolve.privacy.notes import (
-    Question,
-    Setup,
-    SlotKeys,
-    as_array,
-    check_names,
-    commitment,
-    least_threshold,
-    octets,
-    opening_digest,
-    pack,
-    purpose,
-    relayed,
-)
+from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, add_masks, agree, public_key, seal, unseal
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
@@ -86,7 +74,7 @@ class Client:
         self._colluders, self._drawn = colluders, drawn
         self._channel = random(KEY_BYTES)
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
-        pairs = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
+        pairs = [notes.as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
         self._secrets: Array = np.stack(pairs)
         self._members: dict[str, SlotKeys] = {}  # itself and its neighbours
         self._everybody: tuple[str, ...] = ()
@@ -101,9 +89,9 @@ class Client:
     def advertise(self) -> bytes:
         """This client's public keys, signed, for all members."""
         if not self._own_keys:
-            masks = [as_array(public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
+            masks = [notes.as_array(public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
             bound = [
-                as_array(commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
+                notes.as_array(notes.commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
                 for slot, pair in enumerate(self._secrets)
             ]
             keys = SlotKeys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
@@ -121,18 +109,18 @@ class Client:
             return self._shared[1]
         if self._members:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
-        notes, everybody = relayed(keys, "members", self.setup)
-        members = {name: self._verified(name, letter) for name, letter in notes.items()}
-        if not self._own_keys or notes.get(self.name) != self._own_keys:
+        letters, everybody = notes.relayed(keys, "members", self.setup)
+        members = {name: self._verified(name, letter) for name, letter in letters.items()}
+        if not self._own_keys or letters.get(self.name) != self._own_keys:
             raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
-        self._check_members(everybody, notes)
+        self._check_members(everybody, letters)
         names, threshold = sorted(members), self.setup.threshold
         # (holders, slots, 2, 33)
         shares = np.empty((len(names), self.setup.slots, 2, SHARE_BYTES), dtype=np.uint8)
         for slot, pair in enumerate(self._secrets):
             for which in (OF_KEY, OF_SEED):
                 parts = split(pair[which].tobytes(), threshold, len(names), self._random)
-                shares[:, slot, which] = as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
+                shares[:, slot, which] = notes.as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
         self._members, self._everybody = members, tuple(everybody)
         sealed = {}
         for holder, name in enumerate(names):
@@ -143,35 +131,31 @@ class Client:
             sealed[name] = seal(key, shares[holder].tobytes(), about, self._random(NONCE_BYTES))
         arrays = {str(place): part for place, part in enumerate(sealed.values())}
         note = {"name": self.name, "names": list(sealed)}
-        self._shared = (asked, pack("shares", self.setup, note, arrays))
+        self._shared = (asked, notes.pack("shares", self.setup, note, arrays))
         return self._shared[1]
 
-    def _check_members(self, everybody: Sequence[str], notes: Mapping[str, bytes]) -> None:
+    def _check_members(self, everybody: Sequence[str], near: Collection[str]) -> None:
         """Refuse keys of others than this client's neighbours, and a graph or threshold that is not safe."""
-        setup = self.setup
-        near = around(everybody, setup.degree, setup.circle).get(self.name, ())
-        if near != tuple(notes):
+        setup, many = self.setup, len(everybody)
+        if around(everybody, setup.degree, setup.circle).get(self.name, ()) != tuple(near):
             raise TermError(f"'{self.name}' was not shown the keys of its {setup.degree} neighbours.")
         if setup.degree:
-            check_graph(len(everybody), setup.degree, setup.threshold, self._colluders)
+            check_graph(many, setup.degree, setup.threshold, self._colluders)
             if not self._drawn(setup, everybody):
                 raise TermError(
                     "the order of the circle on which sites have neighbours was not drawn by these sites."
                 )
-            return
-        least = least_threshold(len(notes), self._colluders)
-        if not least <= setup.threshold <= len(notes):
+        elif not notes.least_threshold(many, self._colluders) <= setup.threshold <= many:
             raise CohortError(
-                f"a threshold of {setup.threshold} among {len(notes)} members is refused: it must lie "
-                f"between {least} and {len(notes)} (more than half of the members and {self._colluders} "
-                "colluders)."
+                f"a threshold of {setup.threshold} among {many} members is refused: it must exceed half "
+                f"of the members and {self._colluders} colluders."
             )
 
     def receive(self, sealed: bytes) -> None:
         """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
         self._need(bool(self._members) and len(self._shares) == 1, "shares come once, after one's own")
-        parts, _ = relayed(sealed, "sealed", self.setup)
-        check_names(sorted(set(self._members) - {self.name}), list(parts), "a note with sealed shares")
+        parts, _ = notes.relayed(sealed, "sealed", self.setup)
+        notes.check_names(sorted(set(self._members) - {self.name}), list(parts), "a note with sealed shares")
         least = len(self._members) if self.setup.degree else self.setup.least_cohort
         if len(parts) + 1 < least:
             raise CohortError(
@@ -182,7 +166,7 @@ class Client:
         shape = (self.setup.slots, 2, SHARE_BYTES)
         for name, part in parts.items():
             key, about = self._channel_key(name, name, self.name)
-            text = as_array(unseal(key, part, about))
+            text = notes.as_array(unseal(key, part, about))
             if len(text) != math.prod(shape):
                 raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
             found[name] = text.reshape(shape).copy()
@@ -201,14 +185,14 @@ class Client:
     def _channel_key(self, other: str, sender: str, receiver: str) -> tuple[bytes, bytes]:
         """The key for shares between this client and another, and what it is for."""
         # All members' keys enter, so that two who were shown different keys cannot read each other.
-        about = purpose("sealed", self.setup.note(), self._view(), sender, receiver)
+        about = notes.purpose("sealed", self.setup.note(), self._view(), sender, receiver)
         return agree(self._channel, self._members[other].channel, about), about
 
     def _view(self) -> str:
         """SHA-256 over the names of all members and the keys of those whom all are shown."""
         if self._seen:
             return self._seen
-        state = hashlib.sha256(purpose("members", list(self._everybody)))
+        state = hashlib.sha256(notes.purpose("members", list(self._everybody)))
         for name in () if self.setup.degree else sorted(self._members):
             state.update(hashlib.sha256(self._members[name].signed_bytes(self.setup)).digest())
         self._seen = state.hexdigest()
@@ -237,7 +221,7 @@ class Client:
         if self.setup.degree:
             self._need(names == self._everybody, "with neighbours only, a sum is over all members")
         else:
-            check_names(self.partners, names, "the cohort of this sum")
+            notes.check_names(self.partners, names, "the cohort of this sum")
         self._need(self.name in names, "the cohort of a sum holds who answers")
         if len(names) < self.setup.least_cohort:
             raise CohortError(
@@ -256,7 +240,7 @@ class Client:
         masked, own = vector.copy(), own_mask(digest, self.name, seed)
         add_masks(masked, [(own, 1), *pair_masks(digest, self.name, key, others)])
         note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
-        return pack("masked", self.setup, note, {"limbs": masked.limbs})
+        return notes.pack("masked", self.setup, note, {"limbs": masked.limbs})
 
     def open(self, slot: int, survivors: Sequence[str], dropped: Sequence[str]) -> bytes:
         """Shares that open the total of a sum over `survivors`, once; the same question has the same answer.
@@ -272,14 +256,14 @@ class Client:
             raise CohortError(
                 f"a sum over {len(there)} clients is not opened; it takes {self.setup.least_cohort}."
             )
-        opening = opening_digest(digest, there)
+        opening = notes.opening_digest(digest, there)
         if slot not in self._opened:
             note = {"name": self.name, "slot": slot, "opening": opening}
             arrays = {
                 "seeds": self._held(slot, there, OF_SEED),
                 "keys": self._held(slot, gone, OF_KEY),
             }
-            self._opened[slot] = (opening, pack("opened", self.setup, note, arrays))
+            self._opened[slot] = (opening, notes.pack("opened", self.setup, note, arrays))
             for shares in self._shares.values():
                 shares[slot] = 0
         elif self._opened[slot][0] != opening:
@@ -302,7 +286,7 @@ class Client:
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""
-        opening = opening_digest(self._question(slot), sorted(survivors))
+        opening = notes.opening_digest(self._question(slot), sorted(survivors))
         bound = self._members[self.name].commitments[slot].tobytes()
         return fingerprinted(masked, opening, digest, self.name, bound)
 
@@ -330,15 +314,17 @@ class Client:
         """Everything this client knows, secrets included: for its own disk, readable by its owner alone."""
         values = {
             "name": self.name,
-            "channel": as_array(self._channel),
+            "channel": notes.as_array(self._channel),
             "secrets": self._secrets,
-            "own": as_array(self._own_keys),
+            "own": notes.as_array(self._own_keys),
             "everybody": self._everybody,
-            "members": [as_array(keys.letter) for keys in self._members.values()],
-            "shared": None if self._shared is None else (self._shared[0], as_array(self._shared[1])),
+            "members": [notes.as_array(keys.letter) for keys in self._members.values()],
+            "shared": None if self._shared is None else (self._shared[0], notes.as_array(self._shared[1])),
             "shares": self._shares,
             "cohorts": [(slot, *asked) for slot, asked in self._cohorts.items()],
-            "opened": [(slot, digest, as_array(reply)) for slot, (digest, reply) in self._opened.items()],
+            "opened": [
+                (slot, digest, notes.as_array(reply)) for slot, (digest, reply) in self._opened.items()
+            ],
         }
         arrays, note = to_parts(values, "a client")
         return to_bytes(arrays, {"secure_client": note, "setup": self.setup.note()}, sealed=True)
@@ -351,7 +337,7 @@ class Client:
             kept = from_parts(arrays, note["secure_client"])
             client = cls(Setup.from_note(note["setup"]), kept["name"], sign, verify, **settings)
             client._everybody, client._channel = kept["everybody"], kept["channel"].tobytes()
-            client._secrets = octets(kept, "secrets", client._secrets.shape).copy()
+            client._secrets = notes.octets(kept, "secrets", client._secrets.shape).copy()
             client._own_keys = kept["own"].tobytes()
             letters = (SlotKeys.from_bytes(letter.tobytes(), client.setup) for letter in kept["members"])
             client._members = {keys.name: keys for keys in letters}

@@ -146,9 +146,9 @@ class SlotKeys:
     def from_bytes(cls, letter: bytes, setup: Setup) -> SlotKeys:
         """The keys in a letter; refused when they are of another run, epoch, number or threshold."""
         arrays, note = unpack(letter, "keys", setup)
-        channel = octets(arrays, "channel", (KEY_BYTES,)).tobytes()
+        channel = raw(arrays, "channel", KEY_BYTES)
         masks, bound = (octets(arrays, part, (setup.slots, KEY_BYTES)) for part in ("masks", "commitments"))
-        return cls(text(note, "name"), channel, masks, bound, octets(arrays, "signature").tobytes(), letter)
+        return cls(text(note, "name"), channel, masks, bound, raw(arrays, "signature"), letter)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def relay(
 def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], list[str]]:
     """What `relay` put together, and all who take part."""
     arrays, note = unpack(data, message, setup)
-    parts = {name: octets(arrays, str(n)).tobytes() for n, name in enumerate(listed(note, "names"))}
+    parts = {name: raw(arrays, str(n)) for n, name in enumerate(listed(note, "names"))}
     return parts, listed(note, "members")
 
 
@@ -239,6 +239,11 @@ def octets(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...] | None
     if array.dtype != np.uint8 or not fits:
         raise TermError(f"'{name}' of this message is missing or not of the right size.")
     return array
+
+
+def raw(arrays: Mapping[str, Array], name: str, size: int | None = None) -> bytes:
+    """Bytes by name, so many of them; anything else is refused."""
+    return octets(arrays, name, None if size is None else (size,)).tobytes()
 
 
 def text(note: Mapping[str, Any], name: str) -> str:

@@ -17,7 +17,8 @@ from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.privacy.notes import Setup, committee, pack, signatures_needed, text, unpack
+from fedsolve.privacy import notes
+from fedsolve.privacy.notes import Setup
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
@@ -119,8 +120,8 @@ class QuestionTrips:
         about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
         if not self._signers:
             self._keep()
-        needed = self._signatures or signatures_needed(len(clients), self._colluders)
-        able = committee(clients, self._training, self._colluders)
+        needed = self._signatures or notes.signatures_needed(len(clients), self._colluders)
+        able = notes.committee(clients, self._training, self._colluders)
         able = list(clients) if self._signatures else able
         told = self._letter(request, digest, setup, about, prefers)
         found: dict[str, str] = {}
@@ -129,10 +130,10 @@ class QuestionTrips:
 
         def take(name: str, reply: bytes) -> None:
             nonlocal absorbs
-            note = unpack(reply, "agreed", setup)[1]
-            found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
+            note = notes.unpack(reply, "agreed", setup)[1]
+            found[name], absorbs = notes.text(note, "signature"), bool(note.get("absorbs"))
 
-        first = able if self._everybody else committee(able, self._training, self._colluders)[:needed]
+        first = able if self._everybody else notes.committee(able, self._training, self._colluders)[:needed]
         asked = [name for name in self._signers if name in clients] or first
         while asked and len(found) < needed:
             reasons |= gather(self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
@@ -186,4 +187,4 @@ class QuestionTrips:
                 arrays, about = evidence.parts()
                 parts |= arrays
                 note["evidence"] |= about
-        return pack("check", setup, note, parts)
+        return notes.pack("check", setup, note, parts)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
@@ -22,8 +22,6 @@ HEADROOM_BITS = 62
 
 LEAST_EXPONENT, LARGEST_EXPONENT = 0, 900
 """Of one limb. A coarser one would tell on which side of a step a sum lies."""
-
-Kind = TypeVar("Kind")
 
 Exponents = Mapping[tuple[str, tuple[int, ...]], int]
 """Which arrays travel in one limb: an exponent by name and shape."""
@@ -42,6 +40,14 @@ class Field:
     def size(self) -> int:
         """Numbers that travel: the upper triangle where the array is symmetric."""
         return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
+
+    def check(self) -> None:
+        """Refuse what no array can be."""
+        if min(self.shape, default=0) < 0 or (self.symmetric and self.shape != 2 * self.shape[:1]):
+            raise ValueError(f"an array of shape {self.shape}")
+        whole = self.exponent is None or type(self.exponent) is int
+        if not whole or not LEAST_EXPONENT <= (self.exponent or 0) <= LARGEST_EXPONENT:
+            raise ValueError(f"an exponent of {self.exponent}")
 
     def limit(self, clients: int) -> float:
         """The largest number that each of `clients` terms may hold."""
@@ -112,32 +118,26 @@ class Layout:
     def from_note(cls, note: Any) -> Layout:
         """The layout of `note`; anything that is none is refused."""
         try:
-            fields = tuple(_field(*entry) for entry in note["fields"])
-            counts = tuple(_of_type(str, name) for name in note["counts"])
-            placed = sorted(fields, key=_place)
-            if len({field.name for field in fields}) != len(fields) or list(fields) != placed:
-                raise ValueError("arrays out of order")
-            if list(counts) != sorted(set(counts)):
-                raise ValueError("counts out of order")
+            fields = [
+                Field(
+                    str(name),
+                    tuple(map(int, shape)),
+                    bool(symmetric),
+                    None if exponent is None else int(exponent),
+                )
+                for name, shape, symmetric, exponent in note["fields"]
+            ]
+            layout = cls(tuple(sorted(fields, key=_place)), tuple(sorted({*note["counts"]})))
+            if canonical_json(layout.note()) != canonical_json(note):  # compares types and order, too
+                raise ValueError("not as a layout is written")
+            if len({field.name for field in fields}) != len(fields):
+                raise ValueError("an array twice")
+            for field in fields:
+                field.check()
         except (KeyError, TypeError, ValueError) as problem:
             raise TermError(f"the layout of this sum is damaged ({problem}).") from problem
-        return cls(fields, counts)
+        return layout
 
 
 def _place(field: Field) -> tuple[bool, str]:
     return field.exponent is not None, field.name
-
-
-def _field(name: Any, shape: Any, symmetric: Any, exponent: Any) -> Field:
-    sides = tuple(_of_type(int, side) for side in shape)
-    if min(sides, default=0) < 0 or (symmetric and (len(sides) != 2 or sides[0] != sides[1])):
-        raise ValueError(f"an array of shape {sides}")
-    if exponent is not None and not LEAST_EXPONENT <= _of_type(int, exponent) <= LARGEST_EXPONENT:
-        raise ValueError(f"an exponent of {exponent}")
-    return Field(_of_type(str, name), sides, _of_type(bool, symmetric), exponent)
-
-
-def _of_type(kind: type[Kind], value: Any) -> Kind:
-    if type(value) is not kind:
-        raise TypeError(f"{ascii(value)[:40]} is no {kind.__name__}")
-    return value

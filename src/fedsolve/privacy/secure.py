@@ -31,24 +31,12 @@ from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import labels_note
+from fedsolve.privacy import notes
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
-from fedsolve.privacy.notes import (
-    LEAST_COHORT,
-    Setup,
-    committee,
-    least_threshold,
-    least_verified,
-    octets,
-    pack,
-    purpose,
-    read_letter,
-    signatures_needed,
-    text,
-    unpack,
-)
+from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_verified
 from fedsolve.privacy.question_trips import QuestionTrips, gather, said_of
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
@@ -366,18 +354,20 @@ class SecureFederation(Federation):
     def _census_letter(
         self, request: Request, about: dict[str, Any], evidence: Evidence, total: Term, report: CohortReport
     ) -> bytes:
-        """What shows a stage of the census to all clients; of many, some check it, the others believe them."""
+        """What shows a stage of the census; of many clients, some check it, and the others believe them."""
         setup, everybody, sent = evidence.setup, evidence.survivors, {"request": encode_request(request)}
         arrays, shows = evidence.parts()
-        told = pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
-        checking = committee(everybody, setup.run, self.colluders)
+        told = notes.pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
+        checking = notes.committee(everybody, setup.run, self.colluders)
         if len(checking) == len(everybody):
             return told
-        needed = signatures_needed(len(everybody), self.colluders)
+        needed = notes.signatures_needed(len(everybody), self.colluders)
         replies = self._gathered(dict.fromkeys(sorted(checking[:needed]), told), report, _SLACK)
-        agreed = {name: text(read_letter(reply)[1], "signature") for name, reply in replies.items()}
+        agreed = {
+            name: notes.text(notes.read_letter(reply)[1], "signature") for name, reply in replies.items()
+        }
         about = {**about, "signatures": agreed, "cohort": everybody, "counts": dict(total.counts)}
-        return pack(CENSUS, setup, about, {**total.arrays, **sent})
+        return notes.pack(CENSUS, setup, about, {**total.arrays, **sent})
 
     def _first_stage(self, spec: Spec) -> CensusStage:
         """Where the census of a run begins: at the newest history that all clients can go on from."""
@@ -438,7 +428,7 @@ class SecureFederation(Federation):
             lacking: dict[str, Request] = {}
 
             def take(name: str, reply: bytes, lacking: dict[str, Request] = lacking) -> None:
-                told = read_letter(reply)[1]
+                told = notes.read_letter(reply)[1]
                 self._received.add(name)
                 self._informed.add(name)
                 if told.get("message") == "needs":
@@ -467,7 +457,7 @@ class SecureFederation(Federation):
                 parts["sealed"] = self._server.shares_for(name)
             if self._told and (self._lasting or name not in self._informed):
                 parts["census"] = self._told
-            letters[name] = pack("ask", self._server.setup, note, parts)
+            letters[name] = notes.pack("ask", self._server.setup, note, parts)
         return letters
 
     def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
@@ -482,12 +472,12 @@ class SecureFederation(Federation):
 
         def take(name: str, reply: bytes) -> None:
             if witnessed:
-                arrays, witness = unpack(reply, "witnessed", setup)
-                signed[name] = text(witness, "value"), text(witness, "signature")
-                reply = octets(arrays, "opened").tobytes()
+                arrays, witness = notes.unpack(reply, "witnessed", setup)
+                signed[name] = notes.text(witness, "value"), notes.text(witness, "signature")
+                reply = notes.raw(arrays, "opened")
             pending.add_opening(name, reply)
 
-        told = pack("open", setup, note)
+        told = notes.pack("open", setup, note)
         reasons = gather(self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
         if not pending.can_open:
             raise CohortError(
@@ -578,16 +568,16 @@ class SecureFederation(Federation):
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._keep()
-        least = least_threshold(len(names), self.colluders)
+        least = notes.least_threshold(len(names), self.colluders)
         setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received, self._told = set(), b""
-        begin = dict.fromkeys(names, pack("begin", setup, opened_note(course.opened)))
+        begin = dict.fromkeys(names, notes.pack("begin", setup, opened_note(course.opened)))
         course.accounts = {}
 
         def begun(name: str, reply: bytes) -> None:
-            arrays, note = unpack(reply, "begun", setup)
-            server.add_keys(name, octets(arrays, "keys").tobytes())
+            arrays, note = notes.unpack(reply, "begun", setup)
+            server.add_keys(name, notes.raw(arrays, "keys"))
             course.accounts[name] = note.get("accounts", [])
 
         self._gathered(begin, report, _SLACK, begun)
@@ -671,7 +661,7 @@ def with_seed(recipe: Recipe[Any], seed: int) -> Recipe[Any]:
 
 def _digest(term: Term) -> str:
     """Names a total."""
-    state = hashlib.sha256(purpose("total", sorted(term.arrays), sorted(term.counts.items())))
+    state = hashlib.sha256(notes.purpose("total", sorted(term.arrays), sorted(term.counts.items())))
     for name in sorted(term.arrays):
         state.update(np.ascontiguousarray(term.arrays[name]).data)
     return state.hexdigest()

@@ -31,24 +31,14 @@ from fedsolve.federation.encoding import request_digest as request_digest
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.noisy_sums import NoisyAnswer, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
+from fedsolve.privacy import notes
 from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_circle
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
-from fedsolve.privacy.notes import (
-    Question,
-    Setup,
-    check_names,
-    listed,
-    octets,
-    pack,
-    purpose,
-    read_letter,
-    text,
-    unpack,
-)
+from fedsolve.privacy.notes import Question, Setup
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from fedsolve.privacy.ring import OutOfRange, decode, encode
 from fedsolve.privacy.ring_layout import Layout
@@ -139,7 +129,7 @@ class SecureClient:
 
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
-        arrays, note = read_letter(letter)
+        arrays, note = notes.read_letter(letter)
         message = note.get("message")
         if message == "begin":
             return self._begin(Setup.from_note(note.get("setup")), note)
@@ -175,7 +165,7 @@ class SecureClient:
         keys = self._client.advertise()
         self.ledger.keep(self._client.save())
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
+        return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
@@ -188,13 +178,13 @@ class SecureClient:
 
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         if "sealed" in arrays and len(client.partners) == 1:
-            client.receive(octets(arrays, "sealed").tobytes())
+            client.receive(notes.raw(arrays, "sealed"))
         if "census" in arrays:
-            told = unpack(octets(arrays, "census").tobytes(), CENSUS, client.setup)
+            told = notes.unpack(notes.raw(arrays, "census"), CENSUS, client.setup)
             if told[1].get("history") != self.disclosure.account.history:  # else it has been seen
                 self._admit(client, *told)
-        cohort, layout = listed(note, "cohort"), Layout.from_note(note.get("layout"))
-        request = decode_request(octets(arrays, "request").tobytes())
+        cohort, layout = notes.listed(note, "cohort"), Layout.from_note(note.get("layout"))
+        request = decode_request(notes.raw(arrays, "request"))
         digest, slot = request_digest(request), _slot(note)
         context = context_of(digest, layout, self._census(client, request.kind, cohort))
         question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context)
@@ -217,7 +207,7 @@ class SecureClient:
         term = self._noisy_term(request, place, len(cohort)) if noisy else self._term(request)
         if isinstance(term, Needs):
             self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
-            return pack("needs", client.setup, {"have": term.have})
+            return notes.pack("needs", client.setup, {"have": term.have})
         said += f", for a sum over {len(cohort)}{f'; {self.budget.said()}' if noisy else ''}"
         array = self.disclosure.rounded_otherwise(term, layout)
         try:
@@ -230,7 +220,7 @@ class SecureClient:
             self.disclosure.too_large(term.arrays[array])
         if array is not None:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
-            return pack("refused", client.setup, {"array": array})
+            return notes.pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
         self.ledger.use(place, digest, question.digest(), masked, client.save())
         self._tell(Sent("masked", said, len(masked), request, about))
@@ -334,10 +324,10 @@ class SecureClient:
 
     def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Take rows in as a stage of the census says that was opened."""
-        request = decode_request(octets(arrays, "request").tobytes())
+        request = decode_request(notes.raw(arrays, "request"))
         digest, stage = request_digest(request), self._stage(request)
         if signed := note.get("signatures"):  # others have seen the evidence
-            asked, cohort = self.ledger.request_of(text(note, "place")), listed(note, "cohort")
+            asked, cohort = self.ledger.request_of(notes.text(note, "place")), notes.listed(note, "cohort")
             counts = {name: array for name, array in arrays.items() if name != "request"}
             total = Term(counts, {str(name): int(count) for name, count in note["counts"].items()})
         else:
@@ -345,17 +335,17 @@ class SecureClient:
             asked, cohort = evidence.request, list(evidence.survivors)
         if digest != asked:
             raise TermError("the total that is shown is not a census.")
-        agreement = purpose("census", client.setup.run, digest, stage.after(total), cohort)
+        agreement = notes.purpose("census", client.setup.run, digest, stage.after(total), cohort)
         if signed:
             self._signatures.check_signed(agreement, signed, client.members, client.setup.run)
         said = self.disclosure.admit(self.participant.data, stage, total, cohort)
         self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
-        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
+        return notes.pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
 
     # -- totals ------------------------------------------------------------------------------------
 
     def _open(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
-        slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
+        slot, survivors, dropped = _slot(note), notes.listed(note, "survivors"), notes.listed(note, "dropped")
         place, run = slot_name(client.setup, slot), client.setup.run
         opening = Opening(run, self.ledger.request_of(place), tuple(survivors))
         known = openings_of(note, run)
@@ -373,10 +363,10 @@ class SecureClient:
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
         if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
-            masked = read_letter(self.ledger.sent(place))[0]["limbs"]
-            value, message = client.witness(slot, survivors, masked, text(note, "sum"))
+            masked = notes.read_letter(self.ledger.sent(place))[0]["limbs"]
+            value, message = client.witness(slot, survivors, masked, notes.text(note, "sum"))
             told = {"value": value, "signature": self._sign(message).hex()}
-            reply = pack("witnessed", client.setup, told, {"opened": reply})
+            reply = notes.pack("witnessed", client.setup, told, {"opened": reply})
         about = {"slot": place, "cohort": survivors, "dropped": dropped}
         said = f"its help to open the sum over {len(survivors)}"
         self._tell(Sent("opened", said, len(reply), None, about))
@@ -384,14 +374,14 @@ class SecureClient:
 
     def _check_question(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Agree to a question, if it follows from the totals that were opened."""
-        cohort = tuple(listed(note, "cohort"))
-        check_names(client.members, cohort, "the question to be checked")
+        cohort = tuple(notes.listed(note, "cohort"))
+        notes.check_names(client.members, cohort, "the question to be checked")
         if not self._signatures.enough(cohort):
             raise TermError(
                 f"{len(cohort)} sites are too few for one of them to see totals and check questions; or this "
                 "site's policy is not to."
             )
-        request, model = (decode_request(octets(arrays, part).tobytes()) for part in ("request", "model"))
+        request, model = (decode_request(notes.raw(arrays, part)) for part in ("request", "model"))
         asked = dataclasses.replace(request, cohort=cohort)
         training, digest = training_of(note), request_digest(request)
         for block in model.blocks:
@@ -404,12 +394,12 @@ class SecureClient:
                 self._check_seed(client, opening)
         shown = self._shown(client, arrays, note, request.kind) if "evidence" in note else None
         absorbs = self._check.agree(training, asked, digest, model, shown)
-        layouts = listed(note, "layouts")
-        message = agreed_message(training.name, digest, sorted(cohort), text(note, "run"), layouts)
+        layouts = notes.listed(note, "layouts")
+        message = agreed_message(training.name, digest, sorted(cohort), notes.text(note, "run"), layouts)
         signature = self._sign(message)
         said = f"its agreement to {request.kind}, step {request.step}, which follows from the totals opened"
         self._tell(Sent("agreed", said, len(signature), request))
-        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs})
+        return notes.pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs})
 
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
@@ -423,17 +413,17 @@ class SecureClient:
             return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(evidence.dropped))
 
         about = _about_evidence(note)
-        return Shown(text(about, "place"), text(about, "request"), total)
+        return Shown(notes.text(about, "place"), notes.text(about, "request"), total)
 
     def _evidence(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
     ) -> tuple[Evidence, Term]:
         """What shows a total of a question that this client answered itself, and the total."""
         about = _about_evidence(note)
-        place, evidence = text(about, "place"), Evidence.from_parts(arrays, about)
+        place, evidence = notes.text(about, "place"), Evidence.from_parts(arrays, about)
         if evidence.setup != client.setup or evidence.place != place:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
-        context = context_of(text(about, "request"), evidence.layout, census)
+        context = context_of(notes.text(about, "request"), evidence.layout, census)
         return evidence, decode(client.total(evidence, context), evidence.layout)
 
 
@@ -467,8 +457,8 @@ def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:
 def openings_of(note: Mapping[str, Any], run: str) -> list[Opening]:
     """The totals that a letter tells of; anything else is refused."""
     try:
-        cohorts = [tuple(listed({"cohort": each}, "cohort")) for each in note["cohorts"]]
-        found = [Opening(run, text({"r": request}, "r"), cohorts[place]) for request, place in note["opened"]]
+        cohorts = [tuple(notes.listed({"cohort": each}, "cohort")) for each in note["cohorts"]]
+        found = [Opening(run, str(request), cohorts[place]) for request, place in note["opened"]]
         if len(set(found)) != len(found):
             raise ValueError("an entry twice")
     except (KeyError, IndexError, TypeError, ValueError) as problem:
@@ -511,7 +501,7 @@ def context_of(request: str, layout: Layout, census: str) -> bytes:
 
     request, census: digest of the request, and history of the rows that it is about.
     """
-    return purpose("sum", request, layout.note(), census)
+    return notes.purpose("sum", request, layout.note(), census)
 
 
 def check_method(chain: Chain) -> type:

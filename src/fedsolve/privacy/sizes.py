@@ -76,32 +76,29 @@ class KnownTotals:
         self._recurring = frozenset(recurring)
         self._beginnings = tuple(name for name in recurring if name.endswith("."))
         self._given_up: set[str] = set()
-        self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
-        self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._sizes: dict[
+            tuple[str, tuple[int, ...]], tuple[float, float]
+        ] = {}  # the latest, and the largest
 
     def note(self) -> list[list[Any]]:
         """The sizes as JSON values."""
-        return [
-            [name, list(shape), size, self._peak[name, shape]] for (name, shape), size in self._latest.items()
-        ]
+        return [[name, list(shape), *sizes] for (name, shape), sizes in self._sizes.items()]
 
     def recall(self, note: list[list[Any]]) -> None:
         """Take back the sizes of `note`."""
-        for name, shape, latest, peak in note:
-            self._latest[name, tuple(shape)], self._peak[name, tuple(shape)] = latest, peak
+        self._sizes |= {(name, tuple(shape)): (latest, peak) for name, shape, latest, peak in note}
 
     def remember(self, total: Term) -> None:
         """Take the sizes of a decoded total."""
         for name, array in total.arrays.items():
-            key, size = (name, array.shape), _largest(array)
-            self._latest[key] = size
-            self._peak[key] = max(size, self._peak.get(key, 0.0))
+            size, before = _largest(array), self._sizes.get((name, array.shape), (0.0, 0.0))
+            self._sizes[name, array.shape] = size, max(size, before[1])
 
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
         """The exponents for the next request to so many clients."""
         found = {
-            key: exponent_for(size, clients)
-            for key, size in self._latest.items()
+            key: exponent_for(latest, clients)
+            for key, (latest, _) in self._sizes.items()
             if self._may_be_narrow(key[0])
         }
         return {key: exponent for key, exponent in found.items() if exponent is not None}
@@ -124,13 +121,13 @@ class KnownTotals:
     def _largest_of(self, name: str, shape: tuple[int, ...]) -> float:
         """The largest number that arrays of this name and shape have had, whichever member asked for them."""
         own = name.rpartition(".")[2]
-        peaks = self._peak.items()
-        return max(
-            (peak for (n, s), peak in peaks if s == shape and n.rpartition(".")[2] == own), default=0.0
-        )
+        peaks = [
+            peak for (n, s), (_, peak) in self._sizes.items() if s == shape and n.rpartition(".")[2] == own
+        ]
+        return max(peaks, default=0.0)
 
     def _adds_up(self, name: str) -> bool:
-        return name in self.additive or name.rpartition(".")[2] in self.additive
+        return bool({name, name.rpartition(".")[2]} & self.additive)
 
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""

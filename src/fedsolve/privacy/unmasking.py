@@ -11,19 +11,9 @@ from collections.abc import Collection, Mapping
 from functools import cache, cached_property
 
 from fedsolve.errors import CohortError, TermError
+from fedsolve.privacy import notes
 from fedsolve.privacy.graph import around
-from fedsolve.privacy.notes import (
-    Question,
-    Setup,
-    SlotKeys,
-    check_names,
-    listed,
-    octets,
-    opening_digest,
-    relay,
-    text,
-    unpack,
-)
+from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
@@ -72,28 +62,28 @@ class Server:
             self._around = around(self.members, self.setup.degree, self.setup.circle)
         near = self._around[name]
         if near not in self._relayed:
-            notes = {other: self.keys[other].letter for other in near}
-            self._relayed = {near: relay("members", self.setup, notes, self.members)}
+            letters = {other: self.keys[other].letter for other in near}
+            self._relayed = {near: notes.relay("members", self.setup, letters, self.members)}
         return self._relayed[near]
 
     def add_shares(self, sender: str, note: bytes) -> None:
         """Take what `Client.share` gave."""
         if self._sealed_passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
-        arrays, fields = unpack(note, "shares", self.setup)
-        _check_sender(sender, text(fields, "name"))
-        if listed(fields, "names") != [name for name in self._around.get(sender, ()) if name != sender]:
+        arrays, fields = notes.unpack(note, "shares", self.setup)
+        _check_sender(sender, notes.text(fields, "name"))
+        if notes.listed(fields, "names") != [name for name in self._around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
         names = fields["names"]
-        size = (NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES,)
-        self._sealed[sender] = {name: octets(arrays, str(n), size).tobytes() for n, name in enumerate(names)}
+        size = NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES
+        self._sealed[sender] = {name: notes.raw(arrays, str(n), size) for n, name in enumerate(names)}
 
     def shares_for(self, name: str) -> bytes:
         """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
         self._check_enough(self.sharers, "shared their secrets")
         self._sealed_passed_on = True
         parts = {n: self._sealed[n][name] for n in self._around[name] if n != name and n in self._sealed}
-        return relay("sealed", self.setup, parts)
+        return notes.relay("sealed", self.setup, parts)
 
     def sum(
         self,
@@ -111,7 +101,7 @@ class Server:
         masked, survivors: a stored sum of masked terms and whose terms they are, to go on from.
         """
         question = Question(self.setup, slot, tuple(sorted(cohort)), wide, narrow, context)
-        check_names(self.sharers, question.cohort, "the cohort of this sum")
+        notes.check_names(self.sharers, question.cohort, "the cohort of this sum")
         if slot in self._used:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
@@ -159,8 +149,8 @@ class MaskedSum:
 
     def add(self, sender: str, note: bytes) -> None:
         """Take what `Client.mask` gave; nothing of it is kept but the sum."""
-        arrays, fields = unpack(note, "masked", self.question.setup)
-        _check_sender(sender, text(fields, "name"))
+        arrays, fields = notes.unpack(note, "masked", self.question.setup)
+        _check_sender(sender, notes.text(fields, "name"))
         if self._closed or sender in self._survivors or sender not in self.question.cohort:
             raise CohortError(
                 f"the term of '{sender}' is not part of this sum: late, a repeat, or not asked for."
@@ -188,8 +178,8 @@ class MaskedSum:
 
     def add_opening(self, sender: str, note: bytes) -> None:
         """Take what `Client.open` gave."""
-        arrays, fields = unpack(note, "opened", self.question.setup)
-        _check_sender(sender, text(fields, "name"))
+        arrays, fields = notes.unpack(note, "opened", self.question.setup)
+        _check_sender(sender, notes.text(fields, "name"))
         if not self._closed or sender not in self._survivors or fields.get("slot") != self.question.slot:
             raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
         if fields.get("opening") != self.opening:
@@ -198,7 +188,7 @@ class MaskedSum:
         found: dict[str, bytes] = {}
         for name, of in (("keys", self.dropped), ("seeds", self.survivors)):
             held = sorted(near.intersection(of))
-            rows = octets(arrays, name, (len(held), SHARE_BYTES))
+            rows = notes.octets(arrays, name, (len(held), SHARE_BYTES))
             found |= {other: row.tobytes() for other, row in zip(held, rows, strict=True)}
         self._openings[sender] = found
 
@@ -210,7 +200,7 @@ class MaskedSum:
     @cached_property
     def opening(self) -> str:
         """What names the one opening of this sum, once it is closed."""
-        return opening_digest(self._digest, self.survivors)
+        return notes.opening_digest(self._digest, self.survivors)
 
     def secrets(self) -> dict[str, bytes]:
         """The seeds of the survivors' own masks and the keys of those who dropped out, by name."""

@@ -255,12 +255,10 @@ def _inside(block: Block) -> tuple[str | None, Block]:
 
 def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:
     """Refuse a request that is not the one of the run."""
-    why = None
+    why = None if mine.digest == asked.digest else "the model so far has other blocks, or another opening"
     for name in ("exchange", "step", "position"):
         if getattr(mine, name) != getattr(asked, name):
             why = f"its {name} is {getattr(asked, name)}, not {getattr(mine, name)}"
-    if why is None and mine.digest != asked.digest:
-        why = "the model so far has other blocks, or another opening"
     why = why or notes_differ(dict(mine.note), dict(asked.note))
     why = why or run.differs(mine.arrays, asked.arrays)
     if why is not None:

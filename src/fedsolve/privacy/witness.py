@@ -21,16 +21,8 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.privacy.notes import (
-    Setup,
-    SlotKeys,
-    as_array,
-    commitment,
-    listed,
-    octets,
-    opening_digest,
-    purpose,
-)
+from fedsolve.privacy import notes
+from fedsolve.privacy.notes import Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, add_masks, agree, derive, key_stream, public_key
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
@@ -83,7 +75,7 @@ class WordSum(RingVector):
 
     def digest(self, opening: str) -> str:
         """SHA-256 over the sum and what names its opening (`opening_digest`)."""
-        state = hashlib.sha256(purpose("sum of masked terms", opening, self.wide))
+        state = hashlib.sha256(notes.purpose("sum of masked terms", opening, self.wide))
         state.update(np.ascontiguousarray(self.limbs).data)
         state.update(np.ascontiguousarray(self.carries).data)
         return state.hexdigest()
@@ -114,13 +106,13 @@ def fingerprint(words: Array, key: bytes) -> int:
 
 def drawn_key(digest: str) -> bytes:
     """The key from which the numbers of fingerprints are drawn, once the sum has this digest."""
-    return derive(bytes.fromhex(digest), purpose("numbers of fingerprints"))
+    return derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
 
 
 def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
     """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint, and
     what binds it to the seed of its own mask."""
-    return purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
+    return notes.purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
 
 
 def fingerprinted(masked: Array, opening: str, digest: str, name: str, bound: bytes) -> tuple[str, bytes]:
@@ -158,12 +150,12 @@ class Evidence:
 
         question: digest of the question that this site answered in the slot. known: members' keys.
         """
-        opening = opening_digest(question, self.survivors)
+        opening = notes.opening_digest(question, self.survivors)
         digest = self.masked.digest(opening)
         added = 0
         for name in self.survivors:
             value, signature = self.signed.get(name, ("0", ""))
-            bound = commitment(self.setup, name, self.slot, self.secrets[name])
+            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
             message = fingerprint_message(opening, digest, name, value, bound)
             if not signed_by(verify, name, message, signature):
                 raise TermError(
@@ -183,7 +175,7 @@ class Evidence:
         secrets = b"".join(self.secrets[name] for name in (*self.survivors, *self.dropped))
         small = self.masked.carries.max(initial=0) < 256
         carries = self.masked.carries.astype(np.uint8) if small else self.masked.carries
-        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": as_array(secrets)}
+        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": notes.as_array(secrets)}
         note = {"setup": self.setup.note(), "layout": self.layout.note(), "slot": self.slot}
         note |= {"request": self.request, "survivors": self.survivors, "dropped": self.dropped}
         return arrays, {**note, "signed": {name: list(pair) for name, pair in self.signed.items()}}
@@ -193,9 +185,9 @@ class Evidence:
         """What `parts` described; anything else is refused."""
         try:
             layout = Layout.from_note(note["layout"])
-            survivors, dropped = listed(note, "survivors"), listed(note, "dropped")
+            survivors, dropped = notes.listed(note, "survivors"), notes.listed(note, "dropped")
             names = [*survivors, *dropped]
-            rows = octets(arrays, "secrets", (len(names) * KEY_BYTES,)).reshape(-1, KEY_BYTES)
+            rows = notes.octets(arrays, "secrets", (len(names) * KEY_BYTES,)).reshape(-1, KEY_BYTES)
             masked = WordSum(arrays["words"], arrays["carries"].astype(np.uint16), layout.wide)
             if len(masked.limbs) != 2 * layout.wide + layout.narrow:
                 raise ValueError("a sum of another length")
@@ -226,7 +218,10 @@ def unmasked(
     masks, there = [], [name for name in secrets if name not in dropped]
     for name in there:
         seed = secrets[name]
-        if name in known and commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
+        if (
+            name in known
+            and notes.commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes()
+        ):
             raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
         masks.append((own_mask(question, name, seed), -1))
     for gone in dropped:
@@ -241,7 +236,7 @@ def unmasked(
 
 def own_mask(question: str, name: str, seed: bytes) -> bytes:
     """The key of a client's own mask, which it adds."""
-    return derive(seed, purpose("self", question, name))
+    return derive(seed, notes.purpose("self", question, name))
 
 
 def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]) -> list[tuple[bytes, int]]:
@@ -251,7 +246,7 @@ def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]
     """
     masks = []
     for other, public in others.items():
-        about = purpose("pair", question, *sorted((name, other)))
+        about = notes.purpose("pair", question, *sorted((name, other)))
         masks.append((agree(key, public.tobytes(), about), 1 if name < other else -1))
     return masks
 
