@@ -90,93 +90,76 @@ if TYPE_CHECKING:
     partition, propose_schema = partitions, propose
 
 _EVERYDAY = {
-    "AFL": "fedsolve.closedform.afl:AFL",
-    "APFL": "fedsolve.closedform.apfl:APFL",
-    "Auto": "fedsolve.closedform.auto:Auto",
-    "Cascade": "fedsolve.closedform.cascade:Cascade",
-    "ClientData": "fedsolve.federation.participant:ClientData",
-    "Column": "fedsolve.tables.schema:Column",
-    "DeepAFL": "fedsolve.closedform.deepafl:DeepAFL",
-    "Evaluation": "fedsolve.scoring.quality:Evaluation",
-    "Dialect": "fedsolve.tables.csv_text:Dialect",
-    "Follower": "fedsolve.federation.followers:Follower",
-    "Cox": "fedsolve.statistics.cox:Cox",
-    "Describe": "fedsolve.statistics.describe:Describe",
-    "GLM": "fedsolve.statistics.glm:GLM",
-    "KaplanMeier": "fedsolve.statistics.survival:KaplanMeier",
-    "MixedModel": "fedsolve.statistics.mixed:MixedModel",
-    "Grouped": "fedsolve.scoring.groups:Grouped",
-    "Importance": "fedsolve.scoring.importance:Importance",
-    "KernelAFL": "fedsolve.closedform.kernel_afl:KernelAFL",
-    "KernelSoftmax": "fedsolve.closedform.kernel_softmax:KernelSoftmax",
-    "LocalFederation": "fedsolve.federation.local:LocalFederation",
-    "ClientScores": "fedsolve.scoring.client_scores:ClientScores",
-    "Model": "fedsolve.model:Model",
-    "Part": "fedsolve.federation.folds:Part",
-    "Participant": "fedsolve.federation.participant:Participant",
-    "Private": "fedsolve.closedform.private:Private",
-    "Recipe": "fedsolve.federation.recipe:Recipe",
-    "RegressionEvaluation": "fedsolve.scoring.residuals:RegressionEvaluation",
-    "Release": "fedsolve.statistics.release:Release",
-    "Releasing": "fedsolve.statistics.release:Releasing",
-    "Schema": "fedsolve.tables.schema:Schema",
-    "Softmax": "fedsolve.closedform.softmax:Softmax",
-    "evaluate": "fedsolve.scoring.evaluation:evaluate",
-    "evaluate_by": "fedsolve.scoring.groups:evaluate_by",
-    "gradient": "fedsolve.gradient",
-    "feature_importances": "fedsolve.scoring.importance:feature_importances",
-    "load_model": "fedsolve.model:load_model",
-    "client_rows": "fedsolve.scoring.client_scores:client_rows",
-    "client_scores": "fedsolve.scoring.client_scores:client_scores",
-    "partition": "fedsolve.data.partitions",
-    "privacy": "fedsolve.privacy",
-    "propose_schema": "fedsolve.tables.proposal:propose",
-    "read_schema": "fedsolve.tables.schema_file:read_schema",
-    "read_table": "fedsolve.tables.table_file:read_table",
-    "write_schema": "fedsolve.tables.schema_file:write_schema",
+    "closedform.afl": "AFL",
+    "closedform.apfl": "APFL",
+    "closedform.auto": "Auto",
+    "closedform.cascade": "Cascade",
+    "closedform.deepafl": "DeepAFL",
+    "closedform.kernel_afl": "KernelAFL",
+    "closedform.kernel_softmax": "KernelSoftmax",
+    "closedform.private": "Private",
+    "closedform.softmax": "Softmax",
+    "data.partitions": "partition",
+    "federation.folds": "Part",
+    "federation.followers": "Follower",
+    "federation.local": "LocalFederation",
+    "federation.participant": "ClientData Participant",
+    "federation.recipe": "Recipe",
+    "gradient": "gradient",
+    "model": "Model load_model",
+    "privacy": "privacy",
+    "scoring.client_scores": "ClientScores client_rows client_scores",
+    "scoring.evaluation": "evaluate",
+    "scoring.groups": "Grouped evaluate_by",
+    "scoring.importance": "Importance feature_importances",
+    "scoring.quality": "Evaluation",
+    "scoring.residuals": "RegressionEvaluation",
+    "statistics.cox": "Cox",
+    "statistics.describe": "Describe",
+    "statistics.glm": "GLM",
+    "statistics.mixed": "MixedModel",
+    "statistics.release": "Release Releasing",
+    "statistics.survival": "KaplanMeier",
+    "tables.csv_text": "Dialect",
+    "tables.proposal": "propose_schema",
+    "tables.schema": "Column Schema",
+    "tables.schema_file": "read_schema write_schema",
+    "tables.table_file": "read_table",
 }
-"""Where a name is, as "module:name" or "module": imported when it is asked for; and all of them, since they
-enter methods, client steps and kinds of models, as soon as one of those is looked for by its name."""
+"""Names by the module that has them, which is imported when a name is asked for. All of these modules enter
+methods, client steps or kinds of models; they are imported when one of those is looked for by its name."""
 
 _OPTIONAL = {
-    "AFLClassifier": "fedsolve.estimators:AFLClassifier",
-    "AFLRegressor": "fedsolve.estimators:AFLRegressor",
-    "AutoClassifier": "fedsolve.estimators:AutoClassifier",
-    "AutoRegressor": "fedsolve.estimators:AutoRegressor",
-    "DeepAFLClassifier": "fedsolve.estimators:DeepAFLClassifier",
-    "DeepAFLRegressor": "fedsolve.estimators:DeepAFLRegressor",
-    "NetworkFederation": "fedsolve.network.network_federation:NetworkFederation",
-    "KernelAFLClassifier": "fedsolve.estimators:KernelAFLClassifier",
-    "KernelAFLRegressor": "fedsolve.estimators:KernelAFLRegressor",
-    "ParquetRows": "fedsolve.data.parquet_rows:ParquetRows",
-    "RayFederation": "fedsolve.cluster.ray_federation:RayFederation",
-    "RowFile": "fedsolve.cluster.row_file:RowFile",
-    "SoftmaxClassifier": "fedsolve.estimators:SoftmaxClassifier",
-    "StatusPage": "fedsolve.watching.loopback:StatusPage",
-    "add": "fedsolve.privacy.leaving:add",
-    "forget": "fedsolve.privacy.leaving:forget",
-    "tracker": "fedsolve.tracking:tracker",
+    "cluster.ray_federation": "RayFederation",
+    "cluster.row_file": "RowFile",
+    "data.parquet_rows": "ParquetRows",
+    "estimators": "AFLClassifier AFLRegressor AutoClassifier AutoRegressor DeepAFLClassifier "
+    "DeepAFLRegressor KernelAFLClassifier KernelAFLRegressor SoftmaxClassifier",
+    "network.network_federation": "NetworkFederation",
+    "privacy.leaving": "add forget",
+    "tracking": "tracker",
+    "watching.loopback": "StatusPage",
 }
 """The same for names that need more than the core of fedsolve, or longer to import than all of it."""
 
-__all__ = sorted(
-    {name for name in globals() if name.endswith(("Error", "Warning"))} | {*_EVERYDAY, *_OPTIONAL}
-)
+_RENAMED = {"partition": None, "gradient": None, "privacy": None, "propose_schema": "propose"}
+"""What a name is called in its module, where that differs; None: it is the module."""
+
+_PLACES = {name: place for place, names in (_EVERYDAY | _OPTIONAL).items() for name in names.split()}
+
+__all__ = sorted({name for name in globals() if name.endswith(("Error", "Warning"))} | {*_PLACES})
 
 
 @registry.entering
 def _enter() -> None:
-    named = dict.fromkeys(place.partition(":")[0] for place in _EVERYDAY.values())
-    for place in (*named, "fedsolve.scoring.choice"):  # whose steps calibrate and choose, whatever the method
-        import_module(place)
+    for place in (*_EVERYDAY, "scoring.choice"):  # whose steps calibrate and choose, whatever the method
+        import_module(f"{__name__}.{place}")
 
 
 def __getattr__(name: str) -> Any:
-    place = _EVERYDAY.get(name) or _OPTIONAL.get(name)
-    if place is not None:
-        module, _, inside = place.partition(":")
-        found = import_module(module)
-        globals()[name] = value = getattr(found, inside) if inside else found
+    if name in _PLACES:
+        module, inside = import_module(f"{__name__}.{_PLACES[name]}"), _RENAMED.get(name, name)
+        globals()[name] = value = getattr(module, inside) if inside else module
         return value
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")

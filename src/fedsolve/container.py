@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.numpy import load as _load_tensors
 from safetensors.numpy import save as _save_tensors
 
 from fedsolve.arrays import Array
@@ -99,7 +97,7 @@ def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any], *, sealed: bo
     tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     if sealed:
         note = {**note, _SEALED: True}
-        note[_DIGEST] = _digest(note, tensors)
+        note[_DIGEST] = digest(note, tensors)
     return _save_tensors(tensors, metadata={_KEY: canonical_json(note)})
 
 
@@ -107,24 +105,44 @@ def from_bytes(
     data: bytes, *, what: str, error: type[FedsolveError], remedy: str = "Fetch or write it again."
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays and the note of `to_bytes`; anything else raises `error` with a sentence about `what`."""
+    arrays, note = views(data, what=what, error=error, remedy=remedy)
+    return {name: array.copy() for name, array in arrays.items()}, note
+
+
+def views(
+    data: bytes | Array, *, what: str, error: type[FedsolveError], remedy: str = "Send it again."
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """As `from_bytes`, but arrays are views of `data` and nothing is copied."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        note = json.loads(header["__metadata__"][_KEY])
-        arrays = _load_tensors(data)
+        content = np.frombuffer(data, dtype=np.uint8)
+        length = int.from_bytes(content[:8].tobytes(), "little")
+        header = json.loads(content[8 : 8 + length].tobytes())
+        note = json.loads(header.pop("__metadata__")[_KEY])
+        body = content[8 + length :]
+        arrays = {name: _view(body, **entry) for name, entry in header.items()}
+        if (announced := sum(array.nbytes for array in arrays.values())) != len(body):
+            raise ValueError(f"{len(body)} bytes of arrays, {announced} announced")
         if isinstance(note, dict):
             _open_seal(note, arrays)
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError, SafetensorError) as problem:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as problem:
         raise error(_damaged(what, len(data), problem, remedy)) from problem
     if not isinstance(note, dict):
-        raise error(f"{what} {_NO_NOTE}")
+        raise error(f"{what} has no readable description; it was not written by fedsolve.")
     return arrays, note
+
+
+def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
+    first, last = data_offsets
+    if not 0 <= first <= last <= len(body):
+        raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
+    array: Array = body[first:last].view(_DTYPES[dtype]).reshape(shape)
+    return array
 
 
 def sealed_json(note: Mapping[str, Any]) -> bytes:
     """A JSON object as a file for people, with its seal."""
     note = {**note, _SEALED: True}
-    return (json.dumps({**note, _DIGEST: _digest(note, {})}, indent=2) + "\n").encode()
+    return (json.dumps({**note, _DIGEST: digest(note, {})}, indent=2) + "\n").encode()
 
 
 def from_sealed_json(data: bytes, *, what: str, error: type[FedsolveError], remedy: str) -> dict[str, Any]:
@@ -145,16 +163,16 @@ def _open_seal(note: dict[str, Any], arrays: Mapping[str, Array]) -> None:
     """Take the seal off a note; a file that is not what it was sealed as is refused."""
     if _SEALED not in note and _DIGEST not in note:
         return
-    digest = note.pop(_DIGEST, None)
-    if digest != _digest(note, arrays):
+    sealed = note.pop(_DIGEST, None)
+    if sealed != digest(note, arrays):
         raise ValueError("its contents are not what its checksum was made of")
     if note.pop(_SEALED, None) is not True:
         raise ValueError("its seal is damaged")
 
 
-def _digest(note: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over a note and everything in the arrays."""
-    state = hashlib.sha256(canonical_json(note).encode())
+def digest(note: Mapping[str, Any], arrays: Mapping[str, Array], before: str = "") -> str:
+    """SHA-256 over a text, a note and everything in the arrays."""
+    state = hashlib.sha256(f"{before}{canonical_json(note)}".encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         state.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
@@ -162,40 +180,11 @@ def _digest(note: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
     return state.hexdigest()
 
 
-def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[str, Array], dict[str, Any]]:
-    """As `from_bytes`, but arrays are views of `data` (bytes as uint8) and nothing is copied."""
-    try:
-        length = int.from_bytes(data[:8].tobytes(), "little")
-        header = json.loads(data[8 : 8 + length].tobytes())
-        note = json.loads(header.pop("__metadata__")[_KEY])
-        body = data[8 + length :]
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if end != len(body):
-            raise ValueError(f"{len(body)} bytes of arrays, {end} announced")
-        arrays = {name: _view(body, **entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
-        raise error(_damaged(what, len(data), problem, "Send it again.")) from problem
-    if not isinstance(note, dict):
-        raise error(f"{what} {_NO_NOTE}")
-    return arrays, note
-
-
-_NO_NOTE = "has no readable description; it was not written by fedsolve."
-
-
 def _damaged(what: str, size: int, problem: Exception, remedy: str) -> str:
     return (
         f"{what} is damaged, truncated or was not written by fedsolve "
         f"({size} bytes; {type(problem).__name__}: {problem}). {remedy}"
     )
-
-
-def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
-    first, last = data_offsets
-    if not 0 <= first <= last <= len(body):
-        raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
-    array: Array = body[first:last].view(_DTYPES[dtype]).reshape(shape)
-    return array
 
 
 def with_prefix(arrays: Mapping[str, Held], prefix: str) -> dict[str, Held]:

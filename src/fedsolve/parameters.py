@@ -36,21 +36,22 @@ _KEY = "fedsolve.parameter"
 _KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One end of a range, included or not."""
-
-    value: float
-    included: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """What `parameter` states of a field; what it leaves out is taken from the base class."""
+    """What `parameter` states of a field; what it leaves out is taken from the base class.
+
+    help:         a sentence for help pages. group: the title it stands under there.
+    least, above: the smallest number allowed, or one that it must exceed; most, below: the same upwards.
+    choices:      the words allowed, where the type cannot list them.
+    flag:         its option, if not --NAME (for true or false: --ON/--OFF). also: another spelling of it.
+    metavar:      what stands for the value on help pages. none: what None means there.
+    """
 
     help: str = ""
-    lower: Bound | None = None
-    upper: Bound | None = None
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
     choices: tuple[Any, ...] = ()
     flag: str = ""
     also: str = ""
@@ -59,52 +60,10 @@ class Parameter:
     none: str = ""
 
 
-def parameter(
-    default: T,
-    help: str = "",
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    choices: tuple[Any, ...] = (),
-    flag: str = "",
-    also: str = "",
-    metavar: str = "",
-    group: str = "",
-    none: str = "",
-) -> T:
-    """A dataclass field with the description of a parameter.
-
-    help:         a sentence for help pages. group: the title it stands under there.
-    least, above: the smallest number allowed, or one that it must exceed; most, below: the same upwards.
-    choices:      the words allowed, where the type cannot list them.
-    flag:         its option, if not --NAME (for true or false: --ON/--OFF). also: another spelling of it.
-    metavar:      what stands for the value on help pages. none: what None means there.
-    """
-    stated = Parameter(
-        help=help,
-        lower=_bound(least, above),
-        upper=_bound(most, below),
-        choices=choices,
-        flag=flag,
-        also=also,
-        metavar=metavar,
-        group=group,
-        none=none,
-    )
-    made: T = field(default=default, metadata={_KEY: stated})
+def parameter(default: T, help: str = "", **stated: Any) -> T:
+    """A dataclass field with the description of a parameter; stated: the other fields of `Parameter`."""
+    made: T = field(default=default, metadata={_KEY: Parameter(help=help, **stated)})
     return made
-
-
-def _bound(included: float | None, excluded: float | None) -> Bound | None:
-    if excluded is not None:
-        return Bound(excluded, included=False)
-    return None if included is None else Bound(included, included=True)
-
-
-def _equal(bound: Bound) -> str:
-    return "=" if bound.included else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,24 +101,29 @@ class Description(Parameter):
     def rule(self) -> str:
         """What a value must be."""
         words = [*(["None"] if self.optional else []), *map(repr, self.choices)]
-        within = self.lower is not None and self.upper is not None
         for kind in self.kinds:
-            named = "a number" if kind is float and within else _KINDS.get(kind, "anything")
+            named = "a number" if kind is float and self.within else _KINDS.get(kind, "anything")
             words.append(named + self.range(kind))
         return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
+    @property
+    def within(self) -> bool:
+        """Whether numbers are bounded from both sides."""
+        low = self.least if self.above is None else self.above
+        high = self.most if self.below is None else self.below
+        return low is not None and high is not None
+
     def range(self, kind: type = float) -> str:
         """The bounds as they follow a kind: " in (0, 1]", " >= 0", ", at least 1"; nothing without bounds."""
-        lower, upper = self.lower, self.upper
         if kind not in (int, float):
             return ""
-        if lower is not None and upper is not None:
-            ends = f"{'[' if lower.included else '('}{lower.value:g}, {upper.value:g}"
-            return f" in {ends}{']' if upper.included else ')'}"
-        if lower is not None:
-            at_least = kind is int and lower.included
-            return f", at least {lower.value:g}" if at_least else f" >{_equal(lower)} {lower.value:g}"
-        return "" if upper is None else f" <{_equal(upper)} {upper.value:g}"
+        if self.within:
+            low = f"[{self.least:g}" if self.above is None else f"({self.above:g}"
+            return f" in {low}, " + (f"{self.most:g}]" if self.below is None else f"{self.below:g})")
+        if self.least is not None:
+            return f", at least {self.least:g}" if kind is int else f" >= {self.least:g}"
+        ends = ((" >", self.above), (" <=", self.most), (" <", self.below))
+        return next((f"{sign} {end:g}" for sign, end in ends if end is not None), "")
 
     def check(self, value: Any) -> None:
         """Refuse a value of another kind or out of range, by name."""
@@ -205,18 +169,21 @@ class Description(Parameter):
         return object in self.kinds or (fits and self._in_range(value))
 
     def _in_range(self, value: Any) -> bool:
-        lower, upper = self.lower, self.upper
-        enough = lower is None or value > lower.value or (lower.included and value == lower.value)
-        return enough and (upper is None or value < upper.value or (upper.included and value == upper.value))
+        enough = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
+        return (
+            enough
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
 
 
 def described(cls: type) -> dict[str, Description]:
     """The parameters of a dataclass by name, in the order of its fields."""
-    return _described(cls)
+    return _described(cls)  # mypy takes no class for what a cache can hash
 
 
 @cache
-def _described(cls: type) -> dict[str, Description]:
+def _described(cls: Any) -> dict[str, Description]:
     hints = typing.get_type_hints(cls)
     return {
         part.name: _describe(cls, part, hints[part.name]) for part in dataclasses.fields(cls) if part.init
@@ -248,7 +215,7 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
     bases = [base for base in cls.__mro__ if part.name in vars(base).get("__dataclass_fields__", {})]
     stated = [vars(base)["__dataclass_fields__"][part.name].metadata.get(_KEY, Parameter()) for base in bases]
     merged = {
-        each.name: next(filter(None, (getattr(one, each.name) for one in stated)), each.default)
+        each.name: next((v for one in stated if (v := getattr(one, each.name)) != each.default), each.default)
         for each in dataclasses.fields(Parameter)
     }
     kinds, literals, optional = _types(hint)
@@ -343,7 +310,14 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _first_fit([one for one in arguments if one is not type(None)], value, where)
+        wanted = []
+        for one in arguments:
+            try:
+                if one is not type(None):
+                    return _fitted(one, value, where)
+            except _Misfit as problem:
+                wanted.append(str(problem))
+        raise _Misfit(" or ".join(wanted))
     if origin is Annotated:
         number = _fitted(arguments[0], value, where)
         if number < arguments[1]:
@@ -367,16 +341,6 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
     if not fits._fits(value):
         raise _Misfit(_KINDS[hint])
     return value
-
-
-def _first_fit(hints: list[Any], value: Any, where: str) -> Any:
-    wanted = []
-    for hint in hints:
-        try:
-            return _fitted(hint, value, where)
-        except _Misfit as problem:
-            wanted.append(str(problem))
-    raise _Misfit(" or ".join(wanted))
 
 
 def _list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

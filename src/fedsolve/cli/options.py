@@ -197,7 +197,7 @@ def meaning(description: Description, listed: bool = True) -> str:
     text = description.help
     if listed and value_text(description) == "NAME" and description.choices:
         text = f"{text.removesuffix('.')}: {', '.join(map(str, description.choices))}."
-    if description.lower is not None and description.upper is not None:
+    if description.within:
         text = f"{text.removesuffix('.')},{description.range()}."
     return text
 

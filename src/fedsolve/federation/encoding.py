@@ -44,8 +44,7 @@ def encode_request(request: Request) -> bytes:
 def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = from_bytes(data, what="this request", error=TermError)
-    _check_note(note, "request")
-    with _complete("request"):
+    with _complete(note, "request"):
         _check_fields(note)
         return Request(
             kind=note["kind"],
@@ -85,8 +84,7 @@ def read_term(data: Array) -> Term | Needs:
     Refused when damaged or of another version; arrays are in the order of their names.
     """
     arrays, note = views(data, what="this term", error=TermError)
-    _check_note(note, "term", "needs")
-    with _complete("term"):
+    with _complete(note, "term", "needs"):
         if note["message"] == "needs":
             return Needs(int(note["have"]))
         symmetric = frozenset(note["symmetric"])
@@ -106,8 +104,15 @@ def decode_term(data: bytes) -> Term | Needs:
 
 
 @contextmanager
-def _complete(message: str) -> Iterator[None]:
-    """Refuse a message that lacks a field, or has one of the wrong type, by name."""
+def _complete(note: dict[str, Any], message: str, *others: str) -> Iterator[None]:
+    """Refuse a message of another version or kind, and one that lacks a field or has one of another type."""
+    if note.get("wire") != version.MESSAGE:
+        raise TermError(
+            f"this {message} uses wire version {note.get('wire')!r}; this fedsolve speaks {version.MESSAGE}. "
+            "Install the same fedsolve version on both sides."
+        )
+    if note.get("message") not in (message, *others):
+        raise TermError(f"expected a {message}, received a {note.get('message')!r}.")
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
@@ -120,29 +125,16 @@ def _complete(message: str) -> Iterator[None]:
 def _check_fields(note: dict[str, Any]) -> None:
     """Refuse a request whose fields are not of their types: numbers end up in the names of files."""
     for name, kind in (("kind", str), ("digest", str), ("note", dict), ("blocks", list)):
-        if not isinstance(note[name], kind):
-            raise TermError(f"'{name}' of this request must be a {kind.__name__}; got {_brief(note[name])}.")
+        _check_field(name, note[name], isinstance(note[name], kind), f"be a {kind.__name__}")
     for name in ("exchange", "step", "position"):
-        if type(note[name]) is not int or note[name] < 0:
-            raise TermError(f"'{name}' of this request must be a whole number; got {_brief(note[name])}.")
+        _check_field(name, note[name], type(note[name]) is int and note[name] >= 0, "be a whole number")
     for block in note["blocks"]:
-        if not isinstance(block, dict):
-            raise TermError(f"'blocks' of this request must hold tables; got {_brief(block)}.")
+        _check_field("blocks", block, isinstance(block, dict), "hold tables")
 
 
-def _brief(value: Any) -> str:
-    return ascii(value)[:80]
-
-
-def _check_note(note: dict[str, Any], *messages: str) -> None:
-    what = f"this {messages[0]}"
-    if note.get("wire") != version.MESSAGE:
-        raise TermError(
-            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {version.MESSAGE}. "
-            "Install the same fedsolve version on both sides."
-        )
-    if note.get("message") not in messages:
-        raise TermError(f"expected a {messages[0]}, received a {note.get('message')!r}.")
+def _check_field(name: str, value: Any, fits: bool, wanted: str) -> None:
+    if not fits:
+        raise TermError(f"'{name}' of this request must {wanted}; got {ascii(value)[:80]}.")
 
 
 def request_digest(request: Request) -> str:

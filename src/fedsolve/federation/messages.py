@@ -7,7 +7,6 @@ made whole once before a method reads their `Total`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +15,10 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.container import canonical_json
+from fedsolve.container import digest
 from fedsolve.errors import TermError
 
 _TRIANGLE_ROWS = 128
-_PART = 1 << 15
-"""Numbers of a product that are made at a time: fresh memory for all would cost more than the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,7 @@ class Block:
 
     def digest(self, previous: str) -> str:
         """SHA-256 over the digest before and everything in this block."""
-        state = hashlib.sha256(previous.encode())
-        state.update(canonical_json(self.note).encode())
-        for name in sorted(self.arrays):
-            array = np.ascontiguousarray(self.arrays[name])
-            state.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
-            state.update(array.data)
-        return state.hexdigest()
+        return digest(self.note, self.arrays, previous)
 
 
 class Chain:
@@ -367,17 +358,10 @@ def _times(array: Array, factor: float) -> Array:
 
 def _add(target: Array, array: Array, factor: float) -> None:
     """Add factor * array in place, a product in float64; a factor of 1 or -1 forms none."""
-    if not isinstance(target, np.ndarray):
-        here = kernels_of(target).array(array)
-        target += here if factor == 1 else _times(here, factor)
-    elif abs(factor) == 1:
-        (np.add if factor > 0 else np.subtract)(target, host(array), out=target)
-    elif target.size:
-        flags, kinds = ["external_loop", "buffered"], [["readwrite"], ["readonly"]]
-        products = np.empty(min(_PART, target.size))
-        with np.nditer([target, host(array)], flags, kinds, buffersize=_PART) as parts:  # type: ignore[arg-type]
-            for sums, values in parts:
-                product = products[: len(values)]
-                np.copyto(product, values)
-                product *= factor
-                sums += product
+    here = kernels_of(target).array(array) if not isinstance(target, np.ndarray) else host(array)
+    if factor == 1:
+        target += here
+    elif factor == -1:
+        target -= here
+    else:
+        target += _times(here, factor)

@@ -74,51 +74,11 @@ class Record:
         return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
 
-class Resumable(ABC):
-    """State that is written as one checkpoint."""
-
-    @abstractmethod
-    def parts(self) -> dict[str, Any]:
-        """The whole state, exactly: whatever `container.to_parts` can store."""
-
-    @abstractmethod
-    def take_parts(self, kept: dict[str, Any], path: str) -> None:
-        """Take back what `parts` gave; path: for messages."""
-
-    def to_bytes(self) -> bytes:
-        """The checkpoint."""
-        arrays, note = container.to_parts(self.parts(), f"the run {type(self).__name__}")
-        return container.to_bytes(arrays, {"checkpoint": version.CHECKPOINT, **note}, sealed=True)
-
-    def restore(self, data: bytes, path: str) -> None:
-        """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        before = container.previous(path)
-        remedy = f"The one before it is {before}: move it to {path} and resume."
-        arrays, note = container.from_bytes(
-            data,
-            what=f"checkpoint {path}",
-            error=ModelFileError,
-            remedy=remedy if before.exists() else "Start afresh.",
-        )
-        if note.get("checkpoint") != version.CHECKPOINT:
-            raise ModelFileError(
-                f"{path} is not a checkpoint of version {version.CHECKPOINT} "
-                f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
-            )
-        try:
-            del note["checkpoint"]
-            self.take_parts(container.from_parts(arrays, note), path)
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise ModelFileError(
-                f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
-            ) from problem
-
-
 SCORES = "scores"
 """Of a record's metrics: means and spread of the scores of the rows that a model was trained on."""
 
 
-class Run(Resumable, Generic[M]):
+class Run(ABC, Generic[M]):
     """A method under way: `request` says what to ask next, `absorb` takes the total, `model` is the end.
 
     Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
@@ -128,9 +88,11 @@ class Run(Resumable, Generic[M]):
     member: its name, where several runs share their exchanges.
     transient: names of attributes that can be made again and are not stored.
     threads: how many BLAS may use; None sets no limit.
+    outlook: what comes now, in words, until it was told.
     """
 
-    threads: ClassVar[int | None] = None
+    threads: int | None = None
+    outlook: str = ""
     transient: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
@@ -202,7 +164,7 @@ class Run(Resumable, Generic[M]):
     ) -> Request:
         """The request of this exchange, with the blocks of the model that clients have not been sent.
 
-        sizes: makes, by array, what no number of a term can exceed; by default those of `meaning.bounds`.
+        sizes: makes, by array, what no number of a term can exceed; by default `meaning.bounds`.
         """
         self._asked = (kind, step, len(self.chain))
         return Request(
@@ -245,7 +207,32 @@ class Run(Resumable, Generic[M]):
 
     # -- saving and resuming ---------------------------------------------------------------------
 
+    def to_bytes(self) -> bytes:
+        """The checkpoint."""
+        arrays, note = container.to_parts(self.parts(), f"the run {type(self).__name__}")
+        return container.to_bytes(arrays, {"checkpoint": version.CHECKPOINT, **note}, sealed=True)
+
+    def restore(self, data: bytes, path: str) -> None:
+        """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
+        before = container.previous(path)
+        remedy = f"The one before it is {before}: move it to {path} and resume."
+        remedy = remedy if before.exists() else "Start afresh."
+        what = f"checkpoint {path}"
+        arrays, note = container.from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
+        found = note.pop("checkpoint", None)
+        if found != version.CHECKPOINT:
+            raise ModelFileError(
+                f"{path} is not a checkpoint of version {version.CHECKPOINT} (found {found!r}). Use the "
+                "fedsolve that wrote it, or start afresh."
+            )
+        try:
+            self.take_parts(container.from_parts(arrays, note), path)
+        except (TypeError, ValueError, LookupError) as problem:
+            why = f"{type(problem).__name__}: {problem}"
+            raise ModelFileError(f"{what} is incomplete ({why}). Start afresh.") from problem
+
     def parts(self) -> dict[str, Any]:
+        """The whole state, exactly: whatever `container.to_parts` can store."""
         return {
             "state": self.stored(),
             "blocks": [[dict(block.note), dict(block.arrays)] for block in self.chain.blocks],
@@ -254,6 +241,7 @@ class Run(Resumable, Generic[M]):
         }
 
     def take_parts(self, kept: dict[str, Any], path: str) -> None:
+        """Take back what `parts` gave; path: for messages."""
         chain = Chain(Block(note, arrays) for note, arrays in kept["blocks"])
         if not len(chain) or chain.digests[1] != self.chain.digests[1]:
             raise ModelFileError(

@@ -39,13 +39,19 @@ _FAR = 1e-6
 
 
 class PreparationRun(Run[Model]):
-    """One exchange. rows: how many there are in all. found: the block that prepares them, if any does."""
+    """One exchange. rows: how many there are in all."""
+
+    transient = frozenset({"recipe"})
 
     def __init__(self, recipe: Recipe[Any], spec: Spec) -> None:
         super().__init__(recipe.method, spec)
-        self._recipe = recipe
+        self.recipe = recipe
         self.rows: int | None = None
-        self.found: Block | None = None
+
+    @property
+    def found(self) -> Block | None:
+        """The block that prepares the rows, if any does."""
+        return next((block for block in self.chain.blocks if TABLE_BLOCK in block.note), None)
 
     @staticmethod
     def needed(recipe: Recipe[Any]) -> bool:
@@ -64,21 +70,14 @@ class PreparationRun(Run[Model]):
         self.rows = total.count("rows")
         check_rows(self.rows)
         arrays: dict[str, Array] = {}
-        if self._recipe.schema is not None:
-            arrays = solve_preparation(self._recipe.schema, total, self._recipe.scales).arrays()
-        if self._recipe.class_weight is not None:
+        if self.recipe.schema is not None:
+            arrays = solve_preparation(self.recipe.schema, total, self.recipe.scales).arrays()
+        if self.recipe.class_weight is not None:
             arrays["class_weight"] = balanced_weights(total["class_rows"])
         if arrays:
-            self.found = self.add(Block({TABLE_BLOCK: True}, arrays))
+            self.add(Block({TABLE_BLOCK: True}, arrays))
         largest = float(total["class_rows"].max()) if "class_rows" in total.term.arrays else float(self.rows)
         self.record(total, metrics={LARGEST: largest})
-
-    def stored(self) -> dict[str, Any]:
-        return {"rows": self.rows}
-
-    def take_stored(self, kept: dict[str, Any]) -> None:
-        self.rows = kept["rows"]
-        self.found = next((block for block in self.chain.blocks if TABLE_BLOCK in block.note), None)
 
 
 def _measured(schema: Schema) -> tuple[Array, Array, Array]:

@@ -33,8 +33,8 @@ from fedsolve.federation.folds import PART, Part, part_from
 from fedsolve.federation.followers import Follow, Followers, Training, following
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.meaning import differs
-from fedsolve.federation.messages import Block, Chain, Request, Total
-from fedsolve.federation.method import SCORES, Method, Record, Resumable, Run
+from fedsolve.federation.messages import Block, Request, Total
+from fedsolve.federation.method import SCORES, Method, Record, Run
 from fedsolve.federation.preparing import PreparationRun, public_preparation
 from fedsolve.labels import encode_labels
 from fedsolve.model import Model, model_from_contents
@@ -246,21 +246,20 @@ class Stage:
     optional: bool = False
 
 
-class StagedRun(Resumable, Generic[M]):
+class StagedRun(Run[M]):
     """One run over the stages of a recipe.
 
-    run: that of the stage under way; requests, chain and state are its own. history: of all stages.
+    run: that of the stage under way; requests, chain and state are its own. stage: the name of that stage.
+    history: of all stages.
     What stages found: prepared, the block of the preparation; rows, how many there are; method, the one to
     train; tried, the candidates; folded, models by name with the rows that they were not trained on, and
     folded_by, the runs that made them, where they are still known; held_out, the rows that a trial leaves
-    out; scores, centre and scale of those of the folded models; calibrations, by whose scores; plan, what
-    comes now, in words, until it was told.
+    out; scores, centre and scale of those of the folded models; calibrations, by whose scores.
     """
 
     def __init__(self, recipe: Recipe[M], spec: Spec) -> None:
         self.recipe, self.spec = recipe, spec
-        self.method: Method[M] = recipe.method
-        self.history: list[Record] = []
+        self.method, self.history = recipe.method, []
         self.whose_rows: dict[str, list[Any]] | None = None
         self.prepared: Block | None = None
         self.rows = 0
@@ -270,24 +269,9 @@ class StagedRun(Resumable, Generic[M]):
         self.held_out = Part((0,))
         self.calibrations: dict[str, Calibration | Spread] = {}
         self.scores: list[list[Any] | None] = []
-        self.plan = ""
         self._stages = stages(recipe)
         self._place = -1
-        self.run: Run[Any] = self._next()
-
-    @property
-    def stage(self) -> str:
-        """The name of the stage under way."""
-        return self._stages[self._place].name
-
-    @property
-    def chain(self) -> Chain:
-        return self.run.chain
-
-    @property
-    def threads(self) -> int | None:
-        """Of BLAS: one where rows are known to be few, since several take ten times as long then."""
-        return 1 if 0 < self.rows < _FEW_ROWS and self.spec.features <= _FEW_FEATURES else None
+        self._next()
 
     @property
     def exchanges(self) -> int:
@@ -313,7 +297,7 @@ class StagedRun(Resumable, Generic[M]):
             if asked is not None or last:
                 return asked
             self._stages[self._place].end(self, self.run)
-            self.run = self._next()
+            self._next()
 
     def absorb(self, total: Total) -> None:
         """Take the answer to the last request."""
@@ -358,15 +342,19 @@ class StagedRun(Resumable, Generic[M]):
 
     # -- from stage to stage -----------------------------------------------------------------------
 
-    def _next(self) -> Run[Any]:
-        """The run of the next stage that has something to do."""
-        while True:
+    def _next(self) -> None:
+        """Start the next stage that has something to do."""
+        run = None
+        while run is None:
             self._place += 1
             run = self._stages[self._place].start(self)
-            if run is not None:
-                run.offset = len(self.history)
-                self._later = sum(stage.expected(self) for stage in self._stages[self._place + 1 :])
-                return run
+        self.run: Run[Any] = run
+        self.chain, run.offset = run.chain, len(self.history)
+        self.stage = self._stages[self._place].name
+        self._later = sum(stage.expected(self) for stage in self._stages[self._place + 1 :])
+        # Where rows are known to be few, several threads take ten times as long.
+        few = 0 < self.rows < _FEW_ROWS and self.spec.features <= _FEW_FEATURES
+        self.threads = 1 if few else None
 
     def opened(self, run: Run[M], part: Part | None = None) -> Run[M]:
         """A run that knows what rows are like: schema and part in its opening, the preparation after it."""
@@ -393,7 +381,7 @@ class StagedRun(Resumable, Generic[M]):
         )
         self.folded, self.calibrations = {}, {}
         self._place = len(self._stages) - 2
-        self.run = self._next()
+        self._next()
 
     # -- saving and resuming -----------------------------------------------------------------------
 
@@ -440,10 +428,11 @@ class StagedRun(Resumable, Generic[M]):
         self.calibrations = {name: kept_from(*parts) for name, parts in kept["calibrations"].items()}
         self.history = [Record(**entry) for entry in kept["history"]]
         self._place = names.index(kept["stage"]) - 1
-        self.run = self._next()
+        self._next()
         if self.stage != kept["stage"]:
             raise ValueError(f"the stage '{kept['stage']}' has nothing to do")
         self.run.take_parts(kept["run"], path)
+        self.chain = self.run.chain
         self.run.offset = len(self.history) - len(self.run.history)
 
 
@@ -491,9 +480,7 @@ def scores_in(history: Sequence[Record]) -> list[Any] | None:
     return found
 
 
-def exchanges(
-    run: Run[Any] | StagedRun[Any], federation: Federation, heard: Followers | None = None
-) -> Iterator[Record]:
+def exchanges(run: Run[Any], federation: Federation, heard: Followers | None = None) -> Iterator[Record]:
     """Train step by step: one record after every exchange, until the model is complete.
 
     heard: told of every request before it goes out.
@@ -504,9 +491,9 @@ def exchanges(
         if request is None:
             return
         if heard is not None:
-            if isinstance(run, StagedRun) and run.plan:
-                heard.planned(run.plan)
-                run.plan = ""
+            if run.outlook:
+                heard.planned(run.outlook)
+                run.outlook = ""
             heard.asked(request, run.expected)
         with blas_threads(run.threads):
             run.absorb(federation.exchange(request, run.chain))

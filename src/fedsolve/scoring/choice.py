@@ -348,7 +348,7 @@ def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
         return None
     run = ChoiceRun(method, whole.spec, rows, found)
     whole.opened(run)
-    whole.plan = _plan(whole, found, run.expected, clients)
+    whole.outlook = _plan(whole, found, run.expected, clients)
     return run
 
 
