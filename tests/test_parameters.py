@@ -189,7 +189,7 @@ def test_a_subclass_inherits_what_it_does_not_state() -> None:
     base, other = described(Toy), described(OtherToy)
     assert list(base) == list(other)
     assert (other["toys"].default, other["toys"].help) == (5, "How many toys.")
-    assert (other["share"].help, other["share"].upper) == ("Share of other toys.", base["share"].upper)
+    assert (other["share"].help, other["share"].most) == ("Share of other toys.", base["share"].most)
     assert other["height"].help == base["height"].help
     with pytest.raises(DataError, match=r"height must be 'auto' or a number in \(1, 9\); got 1"):
         OtherToy(height=1.0)

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -42,21 +43,6 @@ if TYPE_CHECKING:
 
 _PREPARING = "preparing."
 _CALIBRATIONS = ("calibration", "own_calibration", "spread")
-_BASE = {
-    "features",
-    "classes",
-    "outputs",
-    "labels",
-    "cuts",
-    "history",
-    "schema",
-    "preparing",
-    "card",
-    "tried",
-    "device",
-    "federation",
-    *_CALIBRATIONS,
-}
 _FAMILIES: dict[str, type[Model]] = {}
 
 
@@ -83,25 +69,24 @@ class Model(ABC):
     """Under which name files say what they hold; the class's address unless it is given."""
     private: ClassVar[bool] = False
     """Whether the model belongs to one client and must not be sent to anybody."""
-    logits: bool = False
+    logits = False
     """Whether softmax of the scores gives probabilities."""
 
+    labels: tuple[str, ...] = ()
+    cuts: Array | None = None
+    history: Sequence[Record] = ()
+    tried: Sequence[Any] = ()
+    schema: Schema | None = None
+    preparing: Preparation | None = None
+    calibration: Calibration | LabelCalibration | None = None
+    own_calibration: Calibration | None = None
+    spread: Spread | None = None
+    card: dict[str, Any] | None = None
+    device: str = "cpu"
+    federation: LocalFederation | None = None
+
     def __init__(self, features: int, classes: Array | None, outputs: int) -> None:
-        self.features = features
-        self.classes = classes
-        self.outputs = outputs
-        self.labels: tuple[str, ...] = ()
-        self.cuts: Array | None = None
-        self.history: Sequence[Record] = ()
-        self.tried: Sequence[Any] = ()
-        self.schema: Schema | None = None
-        self.preparing: Preparation | None = None
-        self.calibration: Calibration | LabelCalibration | None = None
-        self.own_calibration: Calibration | None = None
-        self.spread: Spread | None = None
-        self.card: dict[str, Any] | None = None
-        self.device = "cpu"
-        self.federation: LocalFederation | None = None
+        self.features, self.classes, self.outputs = features, classes, outputs
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -130,7 +115,8 @@ class Model(ABC):
         return model
 
     def _stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        own = {name: value for name, value in vars(self).items() if name not in _BASE}
+        known = {"features", "classes", "outputs", *get_annotations(Model)}  # stored for every model
+        own = {name: value for name, value in vars(self).items() if name not in known}
         return container.to_parts(own, f"the model {type(self).__name__}")
 
     @property
@@ -368,9 +354,8 @@ class Model(ABC):
             note["cuts"] = None if self.cuts is None else [float(cut) for cut in self.cuts]
         arrays = self.arrays()
         for name in _CALIBRATIONS:
-            calibration: Calibration | LabelCalibration | Spread | None = getattr(self, name)
-            if calibration is not None:
-                parts, note[name] = calibration.parts()
+            if getattr(self, name) is not None:
+                parts, note[name] = getattr(self, name).parts()
                 arrays |= {f"{name}.{part}": array for part, array in parts.items()}
         if self.schema is not None:
             note["schema"] = self.schema.to_note()

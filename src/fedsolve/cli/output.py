@@ -15,7 +15,7 @@ import click
 
 from fedsolve.cli.command import LAST, WIDTH
 from fedsolve.cli.options import Options, option, rare
-from fedsolve.pages.words import harmless, known, one_line
+from fedsolve.pages.words import harmless, known, one_line, percent
 from fedsolve.watching.log_lines import Style, say
 
 # Every command comes through here: what only some of them need is imported where it is used.
@@ -96,12 +96,16 @@ class Output(Options):
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
-        """A bar over exchanges, on stderr when that is a terminal: exchange n of N, layer, risk."""
+        """A bar over exchanges, on stderr when that is a terminal: exchange n of N, and what it measured."""
+
+        def remark(record: Record) -> str:
+            loss, test = (record.metrics.get(name) for name in ("loss", "test_accuracy"))
+            measured = known(record.risk, "risk {:.4g}") or known(loss, "loss {:.4f}")
+            words = (f"step {record.step}", measured, known(test, lambda share: f"test {percent(share)}"))
+            return ", ".join(filter(None, words))
 
         with self.bar(title, "exchange") as advance:
-            yield lambda record, expected: advance(
-                record.exchange + 1, expected, f"layer {record.step}{known(record.risk, ', risk {:.4g}')}"
-            )
+            yield lambda record, expected: advance(record.exchange + 1, expected, remark(record))
 
     @contextmanager
     def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,14 +31,13 @@ from fedsolve.federation.card import held_out_card, traffic, training_card
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.followers import Followers, hears
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.method import Method, Record
+from fedsolve.federation.method import Method
 from fedsolve.gradient import pixel_form
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.personalised import PersonalMethod
 from fedsolve.gradient.watch import Watch, rounds_of
 from fedsolve.labels import Task
-from fedsolve.pages.words import percent
 from fedsolve.scoring.client_scores import own_models, personal_files
 from fedsolve.scoring.doubts import doubts_about, held_out_accuracy
 from fedsolve.tables.proposal import summary
@@ -89,6 +88,28 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         """Whatever has a closed form: in one process it costs little."""
         return not isinstance(method, GradientMethod | Private)
 
+    def check_checkpoint(self, output: Output) -> None:
+        """Refuse to lose a checkpoint."""
+        path = self.checkpoint
+        if path is None:
+            if self.resume:
+                raise click.UsageError("--resume needs --checkpoint FILE to resume from")
+            return
+        if self.out is not None and os.path.abspath(path) == os.path.abspath(self.out):
+            raise click.UsageError("--checkpoint and --out name the same file; choose two")
+        if os.path.exists(path) and not self.resume:
+            raise ModelFileError(
+                f"checkpoint {path} exists. Pass --resume to continue from it, or remove it."
+            )
+        if self.resume and not os.path.exists(path):
+            output.note(f"{path} does not exist yet: starting from the beginning.")
+
+    def stopped(self) -> str:
+        """What is left after Ctrl-C, and how to go on."""
+        if self.checkpoint is None or not os.path.exists(self.checkpoint):
+            return "interrupted; nothing was saved. With --checkpoint FILE a run can be continued."
+        return f"interrupted; {self.checkpoint} holds the last exchange. Repeat the command with --resume."
+
 
 @command(cls=MethodCommand)
 def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, output: Output) -> None:
@@ -133,30 +154,15 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2
     fedsolve train --method fedprox --help
     """
+    context = click.get_current_context()
     named = ", ".join("standard input" if file == "-" else file for file in options.data[:3])
-    with spooled(options.data) as files:
-        _train(files, named, options, clients, reading, output)
-
-
-def _train(
-    files: Sequence[str],
-    named: str,
-    options: TrainOptions,
-    clients: ClientOptions,
-    reading: RowOptions,
-    output: Output,
-) -> None:
-    """Train on these files; named: what to call them."""
+    files = context.with_resource(spooled(options.data))
     for written in (options.out, options.checkpoint, options.schema_out):
         check_target(written, *files, options.test, options.schema, root=reading.root)
     described = None if options.schema is None else _schema(options.schema, clients, reading)
     split = clients.division(files, described)
     method = options.chosen(output)
-    checkpoint = options.checkpoint
-    if checkpoint is not None:
-        _check_checkpoint(checkpoint, options, output)
-    elif options.resume:
-        raise click.UsageError("--resume needs --checkpoint FILE to resume from")
+    options.check_checkpoint(output)
     if isinstance(method, GradientMethod):
         pixel_form.check_torch(method.network, f"method '{method.key}'")
         method, backbone = pixel_form.for_training(
@@ -176,7 +182,7 @@ def _train(
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
-    tracked = click.get_current_context().with_resource(options.followers())
+    tracked = context.with_resource(options.followers())
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
     if described is None and (described := reader.proposed(files, options.task, public)) is not None:
@@ -225,15 +231,11 @@ def _train(
         started = time.perf_counter()
         followers = [tracked] if page is None else [tracked, page]
         try:
-            with _progress(output, method) as progress:
-                model = whole.fit(
-                    engine,
-                    checkpoint,
-                    resume=options.resume,
-                    follow=[*watching, progress, hears("planned", output.note), *followers],
-                )
+            with output.progress(method.key) as progress:
+                heard = [*watching, progress, hears("planned", output.note), *followers]
+                model = whole.fit(engine, options.checkpoint, options.resume, heard)
         except KeyboardInterrupt as stop:
-            raise Interrupted(_stopped(checkpoint)) from stop
+            raise Interrupted(options.stopped()) from stop
         seconds = time.perf_counter() - started
         if schema is not None and model.features == schema.width:
             model.schema = schema
@@ -272,7 +274,7 @@ def _train(
         "predicts": model.predicts,
         "personal": None,
         "model": options.out,
-        "checkpoint": checkpoint,
+        "checkpoint": options.checkpoint,
     }
     if model.personalises and (own_files or test is not None):
         with output.bar("personalising", "client") as bar:
@@ -306,26 +308,6 @@ def _check_personal(folder: str, method: Method[Any]) -> None:
 
 
 @contextmanager
-def _progress(output: Output, method: Method[Any]) -> Iterator[Callable[[Record, int], None]]:
-    """A bar over exchanges, or over the rounds of a gradient method with loss and watched accuracy."""
-    if not isinstance(method, GradientMethod):
-        with output.progress(method.key) as progress:
-            yield progress
-        return
-    said: dict[str, str] = {}
-    with output.bar(method.key, "round") as advance:
-
-        def tell(record: Record, expected: int) -> None:
-            if "loss" in record.metrics:
-                said["loss"] = f"loss {record.metrics['loss']:.4f}"
-            if "test_accuracy" in record.metrics:
-                said["test"] = f"test {percent(record.metrics['test_accuracy'])}"
-            advance(record.step + 1, method.rounds, ", ".join(said.values()))
-
-        yield tell
-
-
-@contextmanager
 def _engine(federation: LocalFederation, options: TrainOptions, device: str) -> Iterator[Engine]:
     """What carries the requests: this process, secure sums within it, or workers in Ray."""
     if options.secure:
@@ -339,16 +321,6 @@ def _engine(federation: LocalFederation, options: TrainOptions, device: str) -> 
             yield workers
     else:
         yield federation
-
-
-def _check_checkpoint(path: str, options: TrainOptions, output: Output) -> None:
-    """Refuse to lose a checkpoint."""
-    if options.out is not None and os.path.abspath(path) == os.path.abspath(options.out):
-        raise click.UsageError("--checkpoint and --out name the same file; choose two")
-    if os.path.exists(path) and not options.resume:
-        raise ModelFileError(f"checkpoint {path} exists. Pass --resume to continue from it, or remove it.")
-    if options.resume and not os.path.exists(path):
-        output.note(f"{path} does not exist yet: starting from the beginning.")
 
 
 def _schema(path: str, clients: ClientOptions, reading: RowOptions) -> Schema:
@@ -375,9 +347,3 @@ def _test_rows(
     if own and len(files) == 1 and "test" in reader.parts(files[0]):
         return reader.rows(files[0], "test", **known)
     return None
-
-
-def _stopped(checkpoint: str | None) -> str:
-    if checkpoint is not None and os.path.exists(checkpoint):
-        return f"interrupted; {checkpoint} holds the last exchange. Go on by the same command with --resume."
-    return "interrupted; nothing was saved. With --checkpoint FILE a run can be continued."

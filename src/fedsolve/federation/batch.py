@@ -126,29 +126,24 @@ class Batch:
         return answers, failed
 
     def _together(self, request: Request, workspace: Workspace, sums: RunningSum) -> list[Answer] | None:
+        """Answers of a union or of a group; None where the clients must be asked one by one."""
+        empty = tuple(name for name in self.names if self.members.rows(name) == 0)
         if self.union is not None:
             term = self.union.answer(request, workspace)
             assert not isinstance(term, Needs)
-            return [
-                sums.check(
-                    term, *self.names, empty=self._empty, catch_up_bytes=len(self.names) * self.lacking
-                )
-            ]
+            lacked = len(self.names) * self.lacking
+            return [sums.check(term, *self.names, empty=empty, catch_up_bytes=lacked)]
         if kind_of(request.kind).over_rows:
             return None
-        group = [self.members[name] for name in self.names]
-        terms = answer_together(group, request, workspace)
-        if terms is None:
-            return None
-        empty = self._empty
-        return [
-            sums.check(term, name, empty=(name,) if name in empty else ())
-            for name, term in zip(self.names, terms, strict=True)
-        ]
-
-    @property
-    def _empty(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if self.members.rows(name) == 0)
+        terms = answer_together([self.members[name] for name in self.names], request, workspace)
+        return (
+            None
+            if terms is None
+            else [
+                sums.check(term, name, empty=(name,) if name in empty else ())
+                for name, term in zip(self.names, terms, strict=True)
+            ]
+        )
 
     def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
         """The clients' answers, or their sum where a step gives sums: the next term takes the workspace."""
@@ -170,11 +165,11 @@ class Batch:
         if partial is None or not answers:
             return answers, failed
         whole = Answer(
-            tuple(name for answer in answers for name in answer.clients),
-            partial.term,
-            tuple(name for answer in answers for name in answer.empty),
-            sum(answer.bytes_up for answer in answers),
-            sum(answer.catch_up_bytes for answer in answers),
+            clients=tuple(name for answer in answers for name in answer.clients),
+            term=partial.term,
+            empty=tuple(name for answer in answers for name in answer.empty),
+            bytes_up=sum(answer.bytes_up for answer in answers),
+            catch_up_bytes=sum(answer.catch_up_bytes for answer in answers),
         )
         return [whole], failed
 

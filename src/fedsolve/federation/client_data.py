@@ -223,8 +223,15 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
     known = cache.get("table")
     if known is None or known[0] != blocks:
         rows, schema = data, run_schema(chain)
-        if schema is not None:
-            _check_schema(data, schema)
+        if schema is not None and data.schema is None:
+            raise DataError(
+                "this run describes its rows by a schema, and this client's rows came without one. Encode "
+                "the table with the run's schema, and say so (ClientData(..., schema=schema))."
+            )
+        if schema is not None and data.schema is not None and (unlike := data.schema.differences(schema)):
+            raise DataError(
+                f"this client's schema is not the run's: {'; '.join(unlike)}. All sites must use the same."
+            )
         if place is not None:
             rows = _shown(data, chain.blocks[place].arrays, chain.opening)
         if known is not None and known[0][1] != blocks[1]:
@@ -257,16 +264,3 @@ def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, 
     if "centre" in arrays:
         return PreparedData(data, Preparation.from_arrays(arrays), weights)
     return data if weights is None else WeightedData(data, weights)
-
-
-def _check_schema(data: ClientData, run: Schema) -> None:
-    if data.schema is None:
-        raise DataError(
-            "this run describes its rows by a schema, and this client's rows came without one. Encode the "
-            "table with the run's schema, and say so (ClientData(..., schema=schema))."
-        )
-    differences = data.schema.differences(run)
-    if differences:
-        raise DataError(
-            f"this client's schema is not the run's: {'; '.join(differences)}. All sites must use the same."
-        )

@@ -256,9 +256,8 @@ class CohortReport:
 
     def total(self, sums: RunningSum, request: Request, least: int) -> Total:
         """The sum with those it was summed over; an error where fewer than `least` answered, or nobody."""
-        least = max(1, least)
-        if len(self.answered) < least:
-            raise self._too_few(least)
+        if len(self.answered) < max(1, least):
+            raise self._too_few(max(1, least))
         return Total(
             term=sums.take(),
             cohort=tuple(sorted(self.answered)),

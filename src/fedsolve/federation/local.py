@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import DataError
@@ -22,9 +23,6 @@ from fedsolve.labels import Task, label_matrix
 from fedsolve.pages.templates import html_table
 from fedsolve.tables.schema import Schema
 from fedsolve.threads import blas_threads, usable_cores
-
-if TYPE_CHECKING:
-    pass
 
 LOCAL_MEMORY = 4 * DEFAULT_MEMORY
 """Bytes that all participants of a local federation may keep together."""
@@ -149,22 +147,17 @@ class LocalFederation(Members, Federation):
         """Carry the request to its cohort and return the sum of the terms, added in client order."""
         started = time.perf_counter()
         report, sums = CohortReport.of(request, self), RunningSum()
-        batches = self._in_batches(
-            [name for name in report.asked if name not in report.absent], request, chain
-        )
+        present = [name for name in report.asked if name not in report.absent]
+        batches = self._in_batches(present, request, chain)
         workers = max(1, min(self.workers, len(batches)))
-        spaces = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
-        self._spaces += [Workspace() for _ in range(spaces - len(self._spaces))]
+        window = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
+        self._spaces += [Workspace() for _ in range(window - len(self._spaces))]
         # A single client, and clients that share a device, have all threads.
         alone = len(self) == 1 or all(
             batch.union is not None and batch.union.memory.device != "cpu" for batch in batches
         )
-        outcomes = _in_order(
-            batches,
-            lambda batch, space: batch.ask(request, chain, space, sums),
-            workers,
-            self._spaces[:spaces],
-        )
+        ask = partial(Batch.ask, request=request, chain=chain, sums=sums)
+        outcomes = _in_order(batches, ask, workers, self._spaces[:window])
         with blas_threads(None if alone else 1), closing(outcomes):  # its threads end here, whatever happens
             for answers, failed in outcomes:
                 for name, cause in sorted(report.take(sums, answers, failed).items()):
@@ -182,7 +175,7 @@ class LocalFederation(Members, Federation):
 
     def place_rows(self) -> None:
         """Copy the rows of clients that compute on a device there now, not in the first exchange."""
-        # Clients of a device are one batch in every question about sums over rows, such as an evaluation.
+        # Clients of a device are one batch in every question about sums over rows.
         for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
             if self.device_of(batch.names[0]) != "cpu":
                 (batch.union or self[batch.names[0]]).place_rows()
@@ -224,7 +217,7 @@ class LocalFederation(Members, Federation):
 
 def _in_order(
     batches: Sequence[Batch],
-    ask: Callable[[Batch, Workspace], Outcome],
+    ask: Callable[..., Outcome],
     workers: int,
     spaces: Sequence[Workspace],
 ) -> Generator[Outcome, None, None]:
@@ -235,7 +228,7 @@ def _in_order(
     """
     if workers == 1:
         for batch in batches:
-            yield ask(batch, spaces[0])
+            yield ask(batch, workspace=spaces[0])
         return
     free, window = list(spaces), len(spaces)
     begun: dict[int, tuple[Workspace, Future[Outcome]]] = {}
@@ -245,7 +238,7 @@ def _in_order(
             near = (number for number in range(turn, min(turn + window, len(batches))) if number not in begun)
             for number in sorted(near, key=lambda number: -batches[number].rows):
                 workspace = free.pop()
-                begun[number] = workspace, pool.submit(ask, batches[number], workspace)
+                begun[number] = workspace, pool.submit(ask, batches[number], workspace=workspace)
             workspace, outcome = begun.pop(turn)
             yield outcome.result()
             free.append(workspace)

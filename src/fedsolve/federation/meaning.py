@@ -33,23 +33,18 @@ _NEVER = 1e8
 Judge = Callable[["Run[Any]", Block], Block]
 """Gives the block that counts in place of the one that a run has solved; refuses by raising."""
 
-_JUDGE: ContextVar[Judge | None] = ContextVar("judge", default=None)
+JUDGE: ContextVar[Judge | None] = ContextVar("judge", default=None)
+"""Who judges every block that a run adds at this moment."""
 
 
 @contextmanager
 def settling(judge: Judge) -> Iterator[None]:
     """Let runs of this moment ask `judge` for every block that they add."""
-    token = _JUDGE.set(judge)
+    token = JUDGE.set(judge)
     try:
         yield
     finally:
-        _JUDGE.reset(token)
-
-
-def settled(run: Run[Any], block: Block) -> Block:
-    """The block that a run adds: its own, unless somebody judges it."""
-    judge = _JUDGE.get()
-    return block if judge is None else judge(run, block)
+        JUDGE.reset(token)
 
 
 def distance(mine: Array, theirs: Array) -> float:

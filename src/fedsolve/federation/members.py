@@ -245,21 +245,21 @@ class Members:
     def holdings(self) -> Holdings:
         """Who holds what: a run is resumed only with the rows that its clients had.
 
-        Looked at once for as long as a client has the same rows.
+        Computed once for as long as a client has the same rows.
         """
         partition = self._partition
         if partition is not None and not self.made and len(self._unmade) == len(partition.places):
             return Holdings(partition.held, dealt=True)  # of a hundred thousand clients, too
-        found = {name: self._held_by(name) for name in self.clients}
+        found = {}
+        for name in self.clients:
+            if partition is not None and self._as_given(name):
+                found[name] = partition.held[name]
+                continue
+            data, known = self.made[name].data, self._held.get(name)
+            if known is None or known[0] is not data:
+                known = self._held[name] = (data, held_by(data))
+            found[name] = known[1]
         return Holdings(found, partition is not None and found.keys() == partition.places.keys())
-
-    def _held_by(self, name: str) -> Held:
-        if self._partition is not None and self._as_given(name):
-            return self._partition.held[name]
-        data, known = self.made[name].data, self._held.get(name)
-        if known is None or known[0] is not data:
-            known = self._held[name] = (data, held_by(data))
-        return known[1]
 
     @property
     def partition(self) -> PartitionedRows:
@@ -340,13 +340,14 @@ class Members:
                 return None  # to copy rows would take longer than it saves
             made = [self[name] for name in names]
             made_of = tuple(participant.data for participant in made)
-        if kept is not None and kept.participant.memory.device == device and _same(kept.made_of, made_of):
+        if kept is not None and kept.participant.memory.device == device and kept.made_of == made_of:
             return kept
         if not made_of:
             assert self._partition is not None
             return Union(self._partition.participant(names[0], names[-1], device), ())
         budget = sum(each.memory.budget for each in made)
-        if any(data.schema != made_of[0].schema for data in made_of) or _size(made_of) > budget:
+        size = sum(len(data) * data.width * 8 for data in made_of)
+        if any(data.schema != made_of[0].schema for data in made_of) or size > budget:
             return None
         name, scratch = f"{names[0]} to {names[-1]}", made[0].memory.scratch
         whole = Participant(name, joined(made_of), memory_budget=budget, scratch=scratch, device=device)
@@ -359,11 +360,3 @@ class Members:
         if first is None or last is None or last - first + 1 != len(names):
             return False
         return all(map(self._as_given, names))
-
-
-def _same(one: Sequence[ClientData], other: Sequence[ClientData]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _size(parts: Sequence[ClientData]) -> int:
-    return sum(len(data) * data.width * 8 for data in parts)

@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from fedsolve import container, registry
-from fedsolve.arrays import Array, check_choice
+from fedsolve.arrays import check_choice
 from fedsolve.calibration import Calibration, Spread, kept_from
 from fedsolve.errors import CalibrationWarning, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK
@@ -32,7 +32,6 @@ from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.folds import PART, Part, part_from
 from fedsolve.federation.followers import Follow, Followers, Training, following
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.meaning import differs
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import SCORES, Method, Record, Run
 from fedsolve.federation.preparing import PreparationRun, public_preparation
@@ -336,10 +335,6 @@ class StagedRun(Run[M]):
             model.describe(self.recipe.schema, preparing)
         return model
 
-    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-        """Why a server's arrays do not mean the same as those of this run; None if they do."""
-        return differs(self.run, mine, theirs)
-
     # -- from stage to stage -----------------------------------------------------------------------
 
     def _next(self) -> None:
@@ -388,7 +383,7 @@ class StagedRun(Run[M]):
     def parts(self) -> dict[str, Any]:
         return {
             "stage": self.stage,
-            "settings": self._settings(),
+            "settings": {name: getattr(self.recipe, name) for name in _PLAIN},  # not part of the opening
             "run": self.run.parts(),
             "method": [self.method.key, self.method.parameters()],
             "rows": self.rows,
@@ -402,15 +397,11 @@ class StagedRun(Run[M]):
             "scores": self.scores,
         }
 
-    def _settings(self) -> dict[str, Any]:
-        """The settings of a recipe that are not part of the opening."""
-        return {name: getattr(self.recipe, name) for name in _PLAIN}
-
     def take_parts(self, kept: dict[str, Any], path: str) -> None:
         names = [stage.name for stage in self._stages]
-        was, now = kept["settings"], self._settings()
-        if differing := [name for name in now if was[name] != now[name]]:
-            told = ", ".join(f"{name}={was[name]!r}, not {now[name]!r}" for name in differing)
+        pairs = {name: (kept["settings"][name], getattr(self.recipe, name)) for name in _PLAIN}
+        if differing := [f"{name}={was!r}, not {now!r}" for name, (was, now) in pairs.items() if was != now]:
+            told = ", ".join(differing)
             raise ModelFileError(
                 f"checkpoint {path} is of a run with {told}. Resume it as it was started, or choose another "
                 "checkpoint path."

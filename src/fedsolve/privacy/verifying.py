@@ -188,7 +188,7 @@ class QuestionCheck:
         if more:
             raise TermError(f"the model of '{asked.kind}' has {sorted(more)}, which this run's has not.")
         unlike = {"schema"} if model.preparing is None else set()
-        why = notes_differ(mine.note, known, unlike) or run.differs(mine.arrays, asked.arrays)
+        why = notes_differ(mine.note, known, unlike) or differs(run.run, mine.arrays, asked.arrays)
         if why is not None:
             raise TermError(
                 f"the model of '{asked.kind}' is not the one that follows from the totals that were opened: "
@@ -260,7 +260,7 @@ def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:
         if getattr(mine, name) != getattr(asked, name):
             why = f"its {name} is {getattr(asked, name)}, not {getattr(mine, name)}"
     why = why or notes_differ(dict(mine.note), dict(asked.note))
-    why = why or run.differs(mine.arrays, asked.arrays)
+    why = why or differs(run.run, mine.arrays, asked.arrays)
     if why is not None:
         raise TermError(
             f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "
