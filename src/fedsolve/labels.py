@@ -28,7 +28,10 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})(\.\d*)?")
 def plain_labels(labels: Any) -> Array:
     """Labels as an array of numbers or text; lists of Python objects are looked into."""
     typed = isinstance(labels, np.ndarray) or hasattr(labels, "__array__")
-    array: Array = np.asarray(labels) if typed else _untyped(labels)
+    try:  # a sequence as Python objects, so that numpy does not turn numbers into text
+        array: Array = np.asarray(labels) if typed else np.asarray(labels, dtype=object)
+    except ValueError as problem:
+        raise DataError(f"labels must be one per row; got a ragged sequence ({problem}).") from problem
     if array.dtype.kind == "S":
         return array.astype(str)
     if array.dtype.kind != "O":
@@ -48,14 +51,6 @@ def plain_labels(labels: Any) -> Array:
 def _is_missing(label: Any) -> bool:
     """Whether this is None, NaN, or what pandas has for a missing value (its NA equals nothing)."""
     return label is None or type(label).__name__ == "NAType" or bool(label != label)
-
-
-def _untyped(labels: Any) -> Array:
-    """A sequence as an array of Python objects, so that numpy does not turn numbers into text."""
-    try:
-        return np.asarray(labels, dtype=object)
-    except ValueError as problem:
-        raise DataError(f"labels must be one per row; got a ragged sequence ({problem}).") from problem
 
 
 def spelled_labels(texts: Sequence[str] | Array) -> Array:

@@ -87,21 +87,18 @@ def register(
         if "__dataclass_fields__" not in vars(method):
             dataclass(frozen=True, kw_only=True)(method)
         name = key or method.__name__.lower()
+        first = (method.__doc__ or method.__name__).strip().partition("\n")[0].removesuffix(".")
         method.key = name if _is_ours(method) or name in _entry_points() else address_of(method)
         about = dict(method.travels) | {
             part: words for part, words in zip(TRAVELS, (exchanges, up, down), strict=True) if words
         }
         _METHODS[method.key] = (
-            Info(method.key, title or _first_line(method), paper, **about, gathers=method.gathers),
+            Info(method.key, title or first, paper, **about, gathers=method.gathers),
             method,
         )
         return method
 
     return enter
-
-
-def _first_line(method: type) -> str:
-    return next(iter((method.__doc__ or "").strip().splitlines()), method.__name__).removesuffix(".")
 
 
 def define(method: type) -> str:

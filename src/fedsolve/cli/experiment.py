@@ -89,7 +89,7 @@ def run(options: ExperimentOptions, output: Output) -> int:
     experiments = _read(options.files)
     if options.dataset:
         experiments = [one.only(options.dataset) for one in experiments]
-    tracked = click.get_current_context().with_resource(options.followers())
+    tracked = options.followers()
     source = StoredRows(options.root, options.store)
     summaries: list[Summary] = []
     with watched_page(options.watch, experiments[0].name, output, experiment=True) as page:
@@ -106,7 +106,7 @@ def run(options: ExperimentOptions, output: Output) -> int:
                         backbone=options.backbone,
                         workers=options.workers,
                         progress=progress,
-                        follow=[tracked] if page is None else [tracked, page],
+                        follow=tracked if page is None else [*tracked, page],
                         summary=summaries[-1],
                     )
             except KeyboardInterrupt as stop:

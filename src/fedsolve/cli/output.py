@@ -95,17 +95,23 @@ class Output(Options):
         say(harmless(text), "warning", **fields)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
-        """A bar over exchanges, on stderr when that is a terminal: exchange n of N, and what it measured."""
+    def progress(self, title: str, rounds: int | None = None) -> Iterator[Callable[[Record, int], None]]:
+        """A bar over exchanges with layer and risk, or over so many rounds with loss and accuracy."""
+        said: dict[str, str] = {}
 
-        def remark(record: Record) -> str:
-            loss, test = (record.metrics.get(name) for name in ("loss", "test_accuracy"))
-            measured = known(record.risk, "risk {:.4g}") or known(loss, "loss {:.4f}")
-            words = (f"step {record.step}", measured, known(test, lambda share: f"test {percent(share)}"))
-            return ", ".join(filter(None, words))
+        def tell(record: Record, expected: int) -> None:
+            if rounds is None:
+                risk = known(record.risk, ", risk {:.4g}")
+                advance(record.exchange + 1, expected, f"layer {record.step}{risk}")
+                return
+            if "loss" in record.metrics:
+                said["loss"] = f"loss {record.metrics['loss']:.4f}"
+            if "test_accuracy" in record.metrics:
+                said["test"] = f"test {percent(record.metrics['test_accuracy'])}"
+            advance(record.step + 1, rounds, ", ".join(said.values()))
 
-        with self.bar(title, "exchange") as advance:
-            yield lambda record, expected: advance(record.exchange + 1, expected, remark(record))
+        with self.bar(title, "exchange" if rounds is None else "round") as advance:
+            yield tell
 
     @contextmanager
     def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:

@@ -120,7 +120,7 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
     options.check(recipe, options.clients)
     for written in (options.out, options.schema_out):
         check_target(written)
-    tracked = click.get_current_context().with_resource(options.followers())
+    tracked = options.followers()
     state = Path(options.state)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
@@ -145,7 +145,7 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
 
 
 def _run(
-    options: ServerOptions, output: Output, recipe: Recipe[Any], board: Board, tracked: Follower
+    options: ServerOptions, output: Output, recipe: Recipe[Any], board: Board, tracked: list[Follower]
 ) -> dict[str, Any]:
     from fedsolve.network import require_network
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
@@ -179,7 +179,7 @@ def _run(
             federation = federated(options, output, link, options.clients, state, **waiting)
             board.sites_from(federation.standings)
             engine = federation if options.plain else secured(options, federation, state)
-            follow, score = [ExchangeNotes(output), board, tracked], _score if options.evaluate else None
+            follow, score = [ExchangeNotes(output), board, *tracked], _score if options.evaluate else None
             model = run_method(recipe, engine, state, follow, score)
             say_over(federation, state)
             board.complete()

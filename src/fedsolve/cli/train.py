@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +24,10 @@ from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
 from fedsolve.data.new_rows import spooled
-from fedsolve.data.row_reader import RowReader
 from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.followers import Followers, hears
+from fedsolve.federation.followers import Follow, Followers, hears
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.gradient import pixel_form
@@ -182,7 +180,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
-    tracked = context.with_resource(options.followers())
+    followers = options.followers()
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
     if described is None and (described := reader.proposed(files, options.task, public)) is not None:
@@ -211,7 +209,12 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
             output.note("the labels are numbers: a regression. With --task classification each is a class.")
     if options.schema_out is not None and schema is not None:
         write_schema(schema, options.schema_out)
-    test = _test_rows(files, options, reader, spec, schema, own=reading.features_key is None)
+    test: Table | None = None
+    known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
+    if options.test is not None:
+        test = reader.rows(options.test, **known)
+    elif reading.features_key is None and len(files) == 1 and "test" in reader.parts(files[0]):
+        test = reader.rows(files[0], "test", **known)
     own_files = {}
     if options.personal is not None:
         own_files = personal_files(federation.clients, Path(options.personal), options.out)
@@ -229,10 +232,12 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     title = f"{method.key} on {named}"
     with watched_page(options.watch, title, output) as page, _engine(federation, options, device) as engine:
         started = time.perf_counter()
-        followers = [tracked] if page is None else [tracked, page]
+        followers += [] if page is None else [page]
         try:
-            with output.progress(method.key) as progress:
-                heard = [*watching, progress, hears("planned", output.note), *followers]
+            rounds = method.rounds if isinstance(method, GradientMethod) else None
+            with output.progress(method.key, rounds) as progress:
+                told = hears("planned", output.note)
+                heard: Follow = [*watching, progress, told, *followers]
                 model = whole.fit(engine, options.checkpoint, options.resume, heard)
         except KeyboardInterrupt as stop:
             raise Interrupted(options.stopped()) from stop
@@ -330,20 +335,3 @@ def _schema(path: str, clients: ClientOptions, reading: RowOptions) -> Schema:
     if not reading.header:
         raise click.UsageError("a schema knows columns by name; leave out --no-header")
     return read_schema(path)
-
-
-def _test_rows(
-    files: Sequence[str],
-    options: TrainOptions,
-    reader: RowReader,
-    spec: Spec,
-    schema: Schema | None,
-    own: bool,
-) -> Table | None:
-    """The rows to evaluate on, read and checked before any training; own: whether the data may hold them."""
-    known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
-    if options.test is not None:
-        return reader.rows(options.test, **known)
-    if own and len(files) == 1 and "test" in reader.parts(files[0]):
-        return reader.rows(files[0], "test", **known)
-    return None

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from fedsolve.cli.options import Options, option, rare
 from fedsolve.cli.output import Output
-from fedsolve.federation.followers import Followers
+from fedsolve.federation.followers import Follower
 from fedsolve.tracking import ADDRESSES, tracker
 from fedsolve.watching.board import Board
 
@@ -28,9 +30,10 @@ class TrackerOptions(Options):
     title = "Training"
     tracker: tuple[str, ...] = rare((), f"Write the run to {ADDRESSES}. May be repeated.", "KIND:PLACE")
 
-    def followers(self) -> Followers:
-        """The trackers as one follower; their stores are open and were tried."""
-        return Followers(*map(tracker, self.tracker))
+    def followers(self) -> list[Follower]:
+        """The trackers, closed when the command ends; their stores are open and were tried."""
+        context = click.get_current_context()
+        return [context.with_resource(tracker(place)) for place in self.tracker]
 
 
 @contextmanager

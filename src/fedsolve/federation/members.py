@@ -6,7 +6,7 @@ rows are never made: neighbours answer together (`batch.Batch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,29 +31,20 @@ from fedsolve.tables.schema import Schema
 class PartitionedRows:
     """Rows of common arrays, divided among clients.
 
+    places: the clients' names, in their order, each with its number.
     order, bounds: client k has the rows order[bounds[k]:bounds[k + 1]].
     memory: bytes that all clients together may keep.
-    names: of the clients, sorted; client-0 and so on when None.
     """
 
     features: Array
     labels: Array
     weights: Array | None
     schema: Schema | None
+    places: Mapping[str, int]
     order: Array
     bounds: Array
     memory: int
     scratch: Path | None
-    names: tuple[str, ...] | None = None
-
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """The clients' names, in their order, each with its number."""
-        if self.names is not None:
-            return {name: client for client, name in enumerate(self.names)}
-        clients = len(self.bounds) - 1
-        digits = len(str(clients - 1))
-        return {f"client-{client:0{digits}d}": client for client in range(clients)}
 
     @cached_property
     def held(self) -> dict[str, Held]:
@@ -93,9 +84,13 @@ def partitioned(
     if len(features) == 0:
         raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
     names, owners, count = owners_of(owners, len(features), clients)
+    if names is None:
+        names = tuple(f"client-{client:0{len(str(count - 1))}d}" for client in range(count))
+    places = {name: client for client, name in enumerate(names)}
     folder = None if scratch is None else Path(scratch)
-    order, bounds = rows_by_client(owners, count)
-    return PartitionedRows(features, labels, weights, schema, order, bounds, memory, folder, names)
+    return PartitionedRows(
+        features, labels, weights, schema, places, *rows_by_client(owners, count), memory, folder
+    )
 
 
 def task_for(
