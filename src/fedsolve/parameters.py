@@ -330,7 +330,14 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
     if origin is tuple:
-        return _list(arguments, value, where)
+        many, each = arguments[1:] == (...,), value if isinstance(value, list) else [value]
+        if not many and (len(each) != len(arguments) or each is not value):
+            raise _Misfit(f"a list of {len(arguments)}")
+        try:
+            hints = arguments[:1] * len(each) if many else arguments
+            return tuple(_fitted(hint, one, where) for hint, one in zip(hints, each, strict=True))
+        except _Misfit as problem:
+            raise _Misfit(f"a list, each {problem}") from None
     if origin is not None or hint in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise _Misfit("a table of keys")
@@ -341,15 +348,3 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
     if not fits._fits(value):
         raise _Misfit(_KINDS[hint])
     return value
-
-
-def _list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    many = len(hints) == 2 and hints[1] is ...
-    each = value if isinstance(value, list) else [value]
-    if not many and (len(each) != len(hints) or each is not value):
-        raise _Misfit(f"a list of {len(hints)}")
-    try:
-        wanted = hints[:1] * len(each) if many else hints
-        return tuple(_fitted(hint, one, where) for hint, one in zip(wanted, each, strict=True))
-    except _Misfit as problem:
-        raise _Misfit(f"a list, each {problem}") from None

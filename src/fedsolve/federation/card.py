@@ -44,9 +44,8 @@ def training_card(model: Model, recipe: Recipe[Any], **more: Any) -> dict[str, A
         sums["bytes_up"] += record.bytes_up
         sums["bytes_down"] += record.bytes_down
     private = recipe.method.agreement().get("privacy")
-    if (
-        private is not None
-    ):  # exact counts, and mistakes on the rows themselves, would say more than the noise
+    # Exact counts, and mistakes on the rows themselves, would say more than the noise.
+    if private is not None:
         accuracy = {name: one for name, one in (more.pop("accuracy", None) or {}).items() if name == "test"}
         noise = getattr(model, "parameters", {}).get("noise")
         more = {"accuracy": accuracy, "privacy": {**private, "noise": noise}}
@@ -74,7 +73,11 @@ def training_card(model: Model, recipe: Recipe[Any], **more: Any) -> dict[str, A
 def card(model: Model) -> dict[str, Any]:
     """Everything that is known of a model, as JSON values; None for what is not."""
     told: Mapping[str, Any] = model.card or {}
-    trained_with = getattr(model, "parameters", None) or {}
+    trained_with, asked = getattr(model, "parameters", None) or {}, told.get("parameters") or {}
+    # The settings that a choice came to.
+    chosen = {
+        name: value for name, value in trained_with.items() if asked and asked.get(name, "auto") != value
+    }
     arrays, _ = model.contents()
     return {
         "model": repr(model),
@@ -88,7 +91,7 @@ def card(model: Model) -> dict[str, Any]:
         "numbers": int(sum(array.size for array in arrays.values())),
         "method": told.get("method"),
         "parameters": told.get("parameters") or trained_with or None,
-        "settings": _chosen(trained_with, told.get("parameters")),
+        "settings": chosen or None,
         "schema": None
         if model.schema is None
         else model.schema.to_note() | {"classes": list(model.schema.classes)},
@@ -111,13 +114,6 @@ def held_out_card(model: Model) -> dict[str, Any]:
     if model.spread is not None:
         told["intervals"] |= {"level": 0.95, "reach": model.spread.reach().tolist()}
     return told
-
-
-def _chosen(trained_with: Mapping[str, Any], asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The settings that a choice came to; None where all were given."""
-    if not asked:
-        return None
-    return {name: value for name, value in trained_with.items() if asked.get(name, "auto") != value} or None
 
 
 def _licence(model: Model) -> str:

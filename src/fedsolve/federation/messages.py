@@ -188,10 +188,9 @@ class Term:
         for name in [name for name in other.arrays if name in self.arrays]:
             mine, theirs = self.arrays[name], other.arrays[name]
             if mine.shape != theirs.shape or (name in self.symmetric) != (name in other.symmetric):
-                kinds = ["symmetric" if name in t.symmetric else "plain" for t in (other, self)]
                 raise TermError(
-                    f"terms do not fit together: '{name}' has shape {theirs.shape} ({kinds[0]}), expected "
-                    f"{mine.shape} ({kinds[1]}). All participants must answer the same request."
+                    f"terms do not fit together: '{name}' has shape {theirs.shape}, expected {mine.shape}, or "
+                    "only one is symmetric. All participants must answer the same request."
                 )
         for name in [name for name in self.factors if name in other.arrays]:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
@@ -211,17 +210,14 @@ class Term:
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
 
-    def __add__(self, other: Term) -> Term:
-        return self._combined(other, 1)
-
-    def __sub__(self, other: Term) -> Term:
-        return self._combined(other, -1)
-
-    def _combined(self, other: Term, sign: int) -> Term:
+    def __add__(self, other: Term, sign: int = 1) -> Term:
         total = Term()
         total.add(self)
         total.add(other, sign)
         return total
+
+    def __sub__(self, other: Term) -> Term:
+        return self.__add__(other, -1)
 
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
@@ -301,15 +297,16 @@ class Total:
         """This total with a late client's term: exact for methods of one exchange."""
         if client in self.cohort:
             raise TermError(f"client '{client}' is already part of this total.")
-        return self._changed(self.term + term, {*self.cohort, client})
+        return self._of(self.term + term, {*self.cohort, client})
 
     def without(self, client: str, term: Term) -> Total:
         """This total after a client withdrew its term: exact for methods of one exchange."""
         if client not in self.cohort:
             raise TermError(f"client '{client}' is not part of this total; it cannot be withdrawn.")
-        return self._changed(self.term - term, {*self.cohort} - {client})
+        return self._of(self.term - term, {*self.cohort} - {client})
 
-    def _changed(self, term: Term, cohort: set[str]) -> Total:
+    @staticmethod
+    def _of(term: Term, cohort: set[str]) -> Total:
         term.mirror()
         return Total(term, tuple(sorted(cohort)))
 

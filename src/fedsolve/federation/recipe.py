@@ -120,12 +120,10 @@ class Recipe(Generic[M]):
         follow: Follow = (),
     ) -> M:
         """Train over a federation: see `Method.fit`."""
-        if self.told is None and math.isfinite(federation.told):
-            return dataclasses.replace(self, told=federation.told).fit(federation, checkpoint, resume, follow)
         spec = federation.describe()
-        if (method := self.method.afforded(spec)) is not self.method:
-            return dataclasses.replace(self, method=method).fit(federation, checkpoint, resume, follow)
-        heard, run = following(follow), self.start(spec)
+        told = federation.told if self.told is None and math.isfinite(federation.told) else self.told
+        recipe = dataclasses.replace(self, method=self.method.afforded(spec), told=told)
+        heard, run = following(follow), recipe.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
@@ -138,11 +136,11 @@ class Recipe(Generic[M]):
                 held.check(run.whose_rows, str(checkpoint))
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
-        federation.plan(max(1, run.exchanges - len(run.history)), self, len(run.history))
+        federation.plan(max(1, run.exchanges - len(run.history)), recipe, len(run.history))
         heard.started(
             Training(
-                method=self.method.key,
-                parameters=self.method.parameters(),
+                method=recipe.method.key,
+                parameters=recipe.method.parameters(),
                 spec=run.spec,
                 clients=federation.clients,
                 expected=run.expected,
@@ -170,8 +168,6 @@ class Recipe(Generic[M]):
             raise
         heard.finished(model)
         return model
-
-    # -- for somebody else, who starts the same run ------------------------------------------------
 
     def note(self) -> dict[str, Any]:
         """The recipe as JSON values; refused, by name, where it holds more than parameters."""
