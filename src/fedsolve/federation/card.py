@@ -74,10 +74,7 @@ def card(model: Model) -> dict[str, Any]:
     """Everything that is known of a model, as JSON values; None for what is not."""
     told: Mapping[str, Any] = model.card or {}
     trained_with, asked = getattr(model, "parameters", None) or {}, told.get("parameters") or {}
-    # The settings that a choice came to.
-    chosen = {
-        name: value for name, value in trained_with.items() if asked and asked.get(name, "auto") != value
-    }
+    chosen = {name: value for name, value in trained_with.items() if asked.get(name, "auto") != value}
     arrays, _ = model.contents()
     return {
         "model": repr(model),
@@ -91,7 +88,7 @@ def card(model: Model) -> dict[str, Any]:
         "numbers": int(sum(array.size for array in arrays.values())),
         "method": told.get("method"),
         "parameters": told.get("parameters") or trained_with or None,
-        "settings": chosen or None,
+        "settings": chosen if asked and chosen else None,  # those that a choice came to
         "schema": None
         if model.schema is None
         else model.schema.to_note() | {"classes": list(model.schema.classes)},

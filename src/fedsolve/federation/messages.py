@@ -189,8 +189,8 @@ class Term:
             mine, theirs = self.arrays[name], other.arrays[name]
             if mine.shape != theirs.shape or (name in self.symmetric) != (name in other.symmetric):
                 raise TermError(
-                    f"terms do not fit together: '{name}' has shape {theirs.shape}, expected {mine.shape}, or "
-                    "only one is symmetric. All participants must answer the same request."
+                    f"terms do not fit together: '{name}' has shape {theirs.shape}, expected {mine.shape}, "
+                    "or only one is symmetric. All participants must answer the same request."
                 )
         for name in [name for name in self.factors if name in other.arrays]:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
