@@ -314,7 +314,7 @@ def test_owners_may_be_names_in_ray_too(monkeypatch):
         with pytest.raises(_Asked):
             fs.RayFederation.from_arrays(features, labels, owners)
         rows = found.pop()["rows"]
-        assert rows.names == ("a", "b", "c")
+        assert tuple(rows.places) == ("a", "b", "c")
         assert rows.order.tolist() == [1, 0, 2, 3]
 
 

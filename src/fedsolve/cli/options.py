@@ -151,16 +151,20 @@ class DescribedOption(Option):
     ) -> None:
         """listed: whether a long list of choices is written out. default_text: if not the description's."""
         self.applies = applies
-        flag = description.kinds == (bool,)
+        flag, text, stands = description.kinds == (bool,), description.help, value_text(description)
+        if listed and stands == "NAME" and description.choices:
+            text = f"{text.removesuffix('.')}: {', '.join(map(str, description.choices))}."
+        if description.within:
+            text = f"{text.removesuffix('.')},{description.range()}."
         default = description.default_text if default_text is None else default_text
         settings["type"] = bool if flag else settings.get("type") or _Value(description)
         super().__init__(
             [*filter(None, [description.also]), description.option, settings.pop("name", description.name)],
             group=group,
             is_flag=flag,
-            metavar=None if flag else value_text(description),
+            metavar=None if flag else stands,
             show_default=False,
-            help=meaning(description, listed) + (f"  [default: {default}]" if default else ""),
+            help=text + (f"  [default: {default}]" if default else ""),
             **settings,
         )
 
@@ -190,16 +194,6 @@ def value_text(description: Description) -> str:
         words.append("none")
     text = "|".join(words)
     return text if description.kinds else f"[{text}]"
-
-
-def meaning(description: Description, listed: bool = True) -> str:
-    """The sentence of a help page, with the words (where `listed`) or the range that a value must be of."""
-    text = description.help
-    if listed and value_text(description) == "NAME" and description.choices:
-        text = f"{text.removesuffix('.')}: {', '.join(map(str, description.choices))}."
-    if description.within:
-        text = f"{text.removesuffix('.')},{description.range()}."
-    return text
 
 
 def _click_parameter(cls: type[Options], description: Description, shown: _Shown) -> click.Parameter:
@@ -243,13 +237,6 @@ def source_of(ctx: click.Context, name: str) -> Source:
     return Source.DEFAULT if found is None else _SOURCES.get(found, Source.DEFAULT)
 
 
-def _taken(cls: type[Options], ctx: click.Context) -> Options:
-    """The options of one class as a command line, its file and their defaults give them."""
-    names = [each.name for each in fields(cls) if _KEY in each.metadata]
-    values = {name: ctx.params[name] for name in names}
-    return cls(**values, sources={name: source_of(ctx, name) for name in names})
-
-
 def command(
     name: str | None = None,
     *,
@@ -267,8 +254,13 @@ def command(
         hints = {each: kind for each, kind in typing.get_type_hints(function).items() if each != "return"}
 
         @click.pass_context
-        def callback(ctx: click.Context, /, **_: Any) -> Any:
-            return function(**{each: _taken(kind, ctx) for each, kind in hints.items()})
+        def callback(ctx: click.Context, /, **values: Any) -> Any:
+            given: dict[str, Options] = {}
+            for each, kind in hints.items():
+                names = [one.name for one in fields(kind) if _KEY in one.metadata]
+                sources = {name: source_of(ctx, name) for name in names}
+                given[each] = kind(**{name: values[name] for name in names}, sources=sources)
+            return function(**given)
 
         params = [
             _click_parameter(kind, described(kind)[each.name], each.metadata[_KEY])
