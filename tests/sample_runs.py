@@ -222,19 +222,6 @@ def write_run(folder: Path, text: str, *, leave_out: int = 0) -> Path:
     records = [record(cell) for cell in cells[: len(cells) - leave_out]]
     lines = "".join(json.dumps(one, sort_keys=True) + "\n" for one in records)
     (folder / "cells.jsonl").write_text(lines, encoding="utf-8")
-    labels = np.arange(1000) % CLASSES
-    tables = [
-        {
-            "dataset": dataset.name,
-            **partition.as_dict(),
-            "seed": 0,
-            "classes": [str(label) for label in range(CLASSES)],
-            "class_counts": class_counts(labels, deal(partition, labels, 0), partition.clients).tolist(),
-        }
-        for dataset in experiment.datasets
-        for partition in experiment.partitions
-    ]
-    (folder / "partitions.json").write_text(json.dumps(tables), encoding="utf-8")
     return folder
 
 
@@ -257,7 +244,7 @@ def record(cell: Cell) -> dict[str, Any]:
             "features": 512,
             "classes": CLASSES,
         },
-        "partition": cell.partition.as_dict() | {"heterogeneity": 0.5, "empty_clients": 0},
+        "partition": _partition(cell),
         **cell.labels(),
         "parameters": dict(cell.parameters),
         "noise": cell.noise,
@@ -267,6 +254,16 @@ def record(cell: Cell) -> dict[str, Any]:
         "machine": {"cpu": "Example CPU at 3 GHz", "cores": 2, "system": "Linux x86_64"},
         "time": f"2026-02-0{1 + cell.seed}T10:{int(cell.id[:2], 16) % 60:02d}:00+00:00",
     }
+
+
+def _partition(cell: Cell) -> dict[str, Any]:
+    known = cell.partition.as_dict() | {"heterogeneity": 0.5, "empty_clients": 0}
+    known["classes"] = [str(label) for label in range(CLASSES)]
+    if cell.seed == 0:
+        labels = np.arange(1000) % CLASSES
+        counts = class_counts(labels, deal(cell.partition, labels, 0), cell.partition.clients)
+        known["class_counts"] = counts.tolist()
+    return known
 
 
 def _outcome(cell: Cell) -> dict[str, Any]:

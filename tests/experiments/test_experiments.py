@@ -460,7 +460,7 @@ def test_a_record_says_what_ran_where(tmp_path: Path) -> None:
     assert record["machine"]["cpu"]
     assert record["time"].endswith("+00:00")
     run = load_run(tmp_path / "runs" / "toy")
-    table = run.partitions[0]
+    [table] = run.dealt(run.cells[0]["dataset"]["name"])
     owners = fs.partition.dirichlet(ROWS.y_train, 7, 0.5, seed=0)
     np.testing.assert_array_equal(table["class_counts"], fs.partition.class_counts(ROWS.y_train, owners, 7))
 

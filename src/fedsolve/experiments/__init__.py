@@ -22,7 +22,8 @@ One line of RUN/cells.jsonl is one JSON object:
     experiment  name of the experiment; title: its title; time: when the cell was finished (UTC)
     dataset     {name, address, backbone, limit_train, limit_test, random, key, rows, test_rows,
                 features, classes}
-    partition   {name, kind, clients, min_size, the kind's option, heterogeneity, empty_clients}
+    partition   {name, kind, clients, min_size, the kind's option, heterogeneity, empty_clients, classes (by
+                name); class_counts: rows of each client and class, for the experiment's first seed}
     method      label of the method; algorithm: its key (as `fedsolve methods` lists them, law, local,
                 fedavg-numpy)
     parameters  all parameters of the method but the seed; grid: those that the file varies

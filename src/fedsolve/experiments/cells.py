@@ -27,6 +27,9 @@ from fedsolve.federation.participant import Participant
 from fedsolve.model import Model
 from fedsolve.scoring.client_scores import ClientScores
 
+LARGEST_COUNTS = 1 << 16
+"""Largest (clients, classes) table, in entries, that is kept for drawing."""
+
 _SPAN = 8192
 
 
@@ -53,11 +56,15 @@ def train_cell(
         outcome = run_locally(built, trial)
     else:
         outcome = _federated(built, trial)
+    counts = partitions.class_counts(trial.true, trial.owners, trial.clients)
     outcome.values["partition"] = cell.partition.as_dict() | {
         "heterogeneity": partitions.heterogeneity(trial.true, trial.owners),
         "clients": trial.clients,
-        "empty_clients": trial.clients - len(np.unique(trial.owners)),
+        "empty_clients": int(np.sum(counts.sum(axis=1) == 0)),
+        "classes": [str(label) for label in np.unique(trial.true)],
     }
+    if counts.size <= LARGEST_COUNTS:
+        outcome.values["partition"]["class_counts"] = counts.tolist()
     scores = {name: outcome.values[name] for name in ("accuracy", "train_accuracy")}
     found = {**scores, **outcome.values["measures"]}
     trial.follow.scored({name: float(value) for name, value in found.items() if value is not None})

@@ -107,7 +107,7 @@ def train(
         progress(len(outcomes), len(cells), str(cell))
         outcomes.append(train_cell(cell, rows))
         records.append(record_of(experiment, cell, cell.key(rows.key), rows, outcomes[-1].values))
-    return RunFolder(Path(), experiment, records, 0, []), outcomes
+    return RunFolder(Path(), experiment, records, 0), outcomes
 
 
 def change(before: Sequence[Outcome], after: Sequence[Outcome], rows: ExperimentRows) -> dict[str, Any]:

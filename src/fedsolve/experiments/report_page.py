@@ -135,7 +135,7 @@ def _figures(run: RunFolder, number: int, shown: set[str]) -> Iterator[dict[str,
     count, drawn = 0, plots(run)
     for dataset, figures in drawn.items():
         source = by_dataset(run)[dataset][0]["dataset"]["name"]
-        dealt = json.dumps([t["class_counts"] for t in run.partitions if t["dataset"] == source])
+        dealt = json.dumps([partition["class_counts"] for partition in run.dealt(source)])
         fresh = [plot for plot in figures if plot.name != "partition" or dealt not in shown]
         shown.add(dealt)
         for place, plot in enumerate(fresh):

@@ -460,7 +460,7 @@ def owners_panel(name: str, counts: Array, classes: Sequence[str] = ()) -> Panel
 
 def _owners(run: RunFolder, dataset: str) -> Iterator[Plot]:
     """Who owns which class, unless all shares are even."""
-    dealt = [table for table in run.partitions if table["dataset"] == dataset]
+    dealt = run.dealt(dataset)
     tables = [table for table in dealt if len(table["class_counts"]) > 1][:MOST_PARTITIONS]
     if not tables or all(table["kind"] == "iid" for table in dealt):
         return

@@ -3,7 +3,6 @@
 RUN/experiment.toml   the experiment as it was last run
 RUN/cells.jsonl       one object per finished cell, appended in one step
 RUN/cells.damaged     lines that a crash left unreadable, kept aside
-RUN/partitions.json   who owned which class, for the first seed of every partition
 RUN/options.json      what the command line said besides the file: another backbone
 """
 
@@ -21,27 +20,30 @@ from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
 
 CELLS, DAMAGED, TEXT = "cells.jsonl", "cells.damaged", "experiment.toml"
-PARTITIONS, OPTIONS = "partitions.json", "options.json"
+OPTIONS = "options.json"
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """A run folder: the experiment, its finished cells in the experiment's order, how many it lacks.
 
-    partitions: {dataset, name, seed, clients, classes, class_counts} of each partition's first seed.
-    backbone:   what it was last run with instead of the file's own; None where that was not replaced.
+    backbone: what it was last run with instead of the file's own; None where that was not replaced.
     """
 
     folder: Path
     experiment: Experiment
     cells: list[dict[str, Any]]
     missing: int
-    partitions: list[dict[str, Any]]
     backbone: str | None = None
 
     @property
     def name(self) -> str:
         return self.experiment.name
+
+    def dealt(self, dataset: str) -> list[dict[str, Any]]:
+        """The partitions of a dataset of which it is known who owns which class."""
+        known = [cell["partition"] for cell in self.cells if cell["dataset"]["name"] == dataset]
+        return list({each["name"]: each for each in known if "class_counts" in each}.values())
 
 
 def load_run(folder: str | Path) -> RunFolder:
@@ -68,15 +70,7 @@ def load_run(folder: str | Path) -> RunFolder:
             labels["dataset"] = record["dataset"] | {"name": cell.dataset.name}
             labels["partition"] = record["partition"] | {"name": cell.partition.name}
             cells.append(record | labels)
-    named = {(cell.dataset.name, cell.partition.name) for cell in planned}
-    tables = [t for t in read_partitions(folder) if (t["dataset"], t["name"]) in named]
-    return RunFolder(folder, experiment, cells, len(planned) - len(cells), tables, backbone)
-
-
-def read_partitions(folder: Path) -> list[dict[str, Any]]:
-    """Who owned which class, as far as it was recorded."""
-    tables: list[dict[str, Any]] = _read_json(folder / PARTITIONS, [])
-    return tables
+    return RunFolder(folder, experiment, cells, len(planned) - len(cells), backbone)
 
 
 def _read_json(path: Path, default: Any) -> Any:

@@ -17,19 +17,14 @@ import numpy as np
 
 from fedsolve import container
 from fedsolve.container import locked
-from fedsolve.data.partitions import class_counts
 from fedsolve.experiments.algorithms import lacking
 from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.config import ENGINES, Cell, Experiment
-from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
+from fedsolve.experiments.run_folder import OPTIONS, TEXT, Journal
 from fedsolve.experiments.sources import ExperimentRows, Source
-from fedsolve.experiments.trials import deal
 from fedsolve.federation.followers import Follower, Within
 from fedsolve.threads import usable_cores
 from fedsolve.version import __version__
-
-LARGEST_COUNTS = 1 << 16
-"""Largest (clients, classes) table, in entries, that is kept for drawing."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,6 @@ def run_experiment(
         journal = Journal(folder)
         tally.damaged = journal.damaged
         pace = _Pace(cells)
-        partitions = _Partitions(folder)
         for cell in cells:
 
             def tick(remark: str, cell: Cell = cell) -> None:
@@ -104,7 +98,6 @@ def run_experiment(
                     progress(CellProgress(done, tally.total, str(cell), remark, pace.left()))
 
             rows = source(cell.source, cell.seed, tick)
-            partitions.enter(cell, rows)
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
                 tally.found += 1
@@ -140,7 +133,10 @@ def record_of(
     experiment: Experiment, cell: Cell, key: str, rows: ExperimentRows, outcome: dict[str, Any]
 ) -> dict[str, Any]:
     """A finished cell as a line of cells.jsonl."""
-    spec = cell.dataset
+    spec, partition = cell.dataset, dict(outcome["partition"])
+    if cell.seed != experiment.seeds[0]:
+        # One seed is enough for drawing.
+        partition.pop("class_counts", None)
     return {
         "key": key,
         "cell": cell.id,
@@ -161,6 +157,7 @@ def record_of(
         "noise": cell.noise,
         "seed": cell.seed,
         **outcome,
+        "partition": partition,
         "versions": versions("network" in cell.parameters),
         "machine": machine(cell.device if cell.engine == ENGINES[0] else "cpu"),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -222,34 +219,3 @@ class _Pace:
     @staticmethod
     def _group(cell: Cell) -> tuple[Any, ...]:
         return cell.dataset.name, cell.method.name, *map(str, cell.grid.values())
-
-
-class _Partitions:
-    """Keeps who owned which class, once for each dataset and partition."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / PARTITIONS
-        self._tables = {(table["dataset"], table["name"]): table for table in read_partitions(folder)}
-        self._seen: set[tuple[str, str]] = set()
-
-    def enter(self, cell: Cell, rows: ExperimentRows) -> None:
-        name = (cell.dataset.name, cell.partition.name)
-        if name in self._seen:
-            return
-        self._seen.add(name)
-        classes = rows.classes
-        if cell.partition.clients * len(classes) > LARGEST_COUNTS:
-            return
-        labels = np.asarray(rows.y_train)
-        owners = deal(cell.partition, labels, cell.seed, rows)
-        clients = cell.partition.clients or int(owners.max()) + 1
-        self._tables[name] = {
-            "dataset": cell.dataset.name,
-            **cell.partition.as_dict(),
-            "clients": clients,
-            "seed": cell.seed,
-            "classes": [str(label) for label in classes],
-            "class_counts": class_counts(labels, owners, clients).tolist(),
-        }
-        tables = container.canonical_json(list(self._tables.values()))
-        container.write_atomically(self._path, tables.encode())
