@@ -188,9 +188,10 @@ class Term:
         for name in [name for name in other.arrays if name in self.arrays]:
             mine, theirs = self.arrays[name], other.arrays[name]
             if mine.shape != theirs.shape or (name in self.symmetric) != (name in other.symmetric):
+                kinds = ["symmetric" if name in t.symmetric else "plain" for t in (other, self)]
                 raise TermError(
-                    f"terms do not fit together: '{name}' has shape {theirs.shape}, expected {mine.shape}, "
-                    "or only one is symmetric. All participants must answer the same request."
+                    f"terms do not fit together: '{name}' has shape {theirs.shape} ({kinds[0]}), expected "
+                    f"{mine.shape} ({kinds[1]}). All participants must answer the same request."
                 )
         for name in [name for name in self.factors if name in other.arrays]:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
