@@ -84,7 +84,7 @@ def test_intervals_hold_the_pooled_coefficients(exact, monkeypatch):
     for _ in range(200):
         release = drawn(run, total)
         for formula in FORMULAS:
-            low, high = release.fit(formula).interval(of="pooled").T
+            low, high = release.fit(formula).interval(of="pooled")
             truth = pooled(x, y, formula)
             held[formula].append((low <= truth) & (truth <= high))
     for formula, cases in held.items():
@@ -98,7 +98,7 @@ def test_intervals_of_the_population_hold_what_rows_are_drawn_from():
     for seed in range(60):
         x, y = table(seed + 1, 3000)
         release = METHOD.fit(federation(x, y), schema=SCHEMA)
-        low, high = release.fit("y ~ age + dose").interval().T
+        low, high = release.fit("y ~ age + dose").interval()
         held.append((low <= [3, 0.1, 2]) & (high >= [3, 0.1, 2]))
     assert np.all(np.mean(held, axis=0) > 0.85)
 
@@ -149,7 +149,7 @@ def test_sites_can_add_the_noise(exact):
     x, y, _, _ = exact
     release = METHOD.fit(SecureFederation(federation(x, y)), schema=SCHEMA)
     assert release.facts["noise_by"] == "sites"
-    low, high = release.fit("y ~ age").interval(0.9999, of="pooled").T
+    low, high = release.fit("y ~ age").interval(0.9999, of="pooled")
     truth = pooled(x, y, "y ~ age")
     assert np.all((low <= truth) & (truth <= high))
 

@@ -267,4 +267,4 @@ def fit(options: FitOptions, output: Output) -> None:
     if not isinstance(made, Release):
         raise DataError(f"{options.release} is a model of family '{made.family}', not a release.")
     found = made.fit(options.formula, options.ridge)
-    output.result({"formula": options.formula, "table": found.records()}, lambda page: click.echo(str(found)))
+    output.result(found.document(), lambda page: click.echo(str(found)))

@@ -27,11 +27,10 @@ from fedsolve.federation.method import Laws, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, asked_plan, read, survey
-from fedsolve.statistics.hiding import check_grid
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, read, survey
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.results import RegressionModel
-from fedsolve.statistics.survival import CELLS, check_cells, check_events, coarse, grid, times_of
+from fedsolve.statistics.survival import CELLS, check_events, coarse, from_here, grid, in_cells, times_of
 
 STRATA, BASELINE = "cox-strata", "cox-baseline"
 
@@ -117,9 +116,10 @@ class Cox(LikelihoodMethod[CoxModel]):
             "proportional_hazards": _proportional(newton, found),
         }
         covariance = newton.covariance(found["curvature"])
-        model = design.result(CoxModel, newton.weight, covariance, facts, ratio="hazard ratio")
-        model.times, model.hazard = times, np.cumsum(found["hazard"]) if cells else np.zeros(0)
-        return model
+        known = {"ratio": "hazard ratio", "times": times, "hazard": np.zeros(0)}
+        if cells:
+            known["hazard"] = np.cumsum(found["hazard"])
+        return design.result(CoxModel, newton.weight, covariance, facts, **known)
 
 
 def _risk_bins(design: Design, spread: Array, edges: Array) -> dict[str, Array]:
@@ -159,7 +159,7 @@ def partial(
     sums: by cell, in order of time: s0, s1 of exp(x b) and x exp(x b) over those that leave in it; d0, d1 the
     same over its deaths, with Efron's ties only. eta: of all deaths; of_deaths: sums of x and t x over them.
     """
-    s0, s1 = (sums[name][::-1].cumsum(axis=0)[::-1] for name in ("s0", "s1"))
+    s0, s1 = (from_here(sums[name].T).T for name in ("s0", "s1"))
     at, shares = np.flatnonzero(deaths), 0.0
     count = deaths[at]
     phi, mean = s0[at], s1[at]
@@ -194,18 +194,14 @@ def _by_cells(sums: Mapping[str, Array], deaths: Array, times: Array) -> dict[st
 # -- at the client -----------------------------------------------------------------------------------
 
 
-def _begun(
-    data: ClientData, request: Request, memory: Memory
-) -> tuple[DesignRows, Array, Array, Array, tuple[tuple[str, Array], ...]]:
-    """Rows, their times and events, x b + offset; exp of it over all rows and, of Efron's ties, over deaths.
+def _risks(rows: DesignRows, request: Request, memory: Memory) -> tuple[Array, tuple[tuple[str, Array], ...]]:
+    """x b + offset; exp of it over all rows and, of Efron's ties, over deaths.
 
     A step so long that its exponential is no number counts as one less long.
     """
-    rows = read(data, memory)
-    time, event = times_of(rows)
     eta = np.clip(rows.x @ request.arrays["weight"] + rows.offset, -500.0, 500.0)
     efron = memory.chain.opening["parameters"]["ties"] == "efron"
-    return rows, time, event, eta, (("s", np.exp(eta)), ("d", np.exp(eta) * event))[: 1 + efron]
+    return eta, (("s", np.exp(eta)), ("d", np.exp(eta) * rows.outcome[1]))[: 1 + efron]
 
 
 @step(STRATA)
@@ -213,7 +209,8 @@ def answer_strata(data: ClientData, request: Request, memory: Memory) -> Term:
     """Log partial likelihood, gradient and information of this site's rows, whose times are its own cells; at
     the end also what the test of proportional hazards and the concordance need.
     """
-    (rows, time, event, eta, counts), last = _begun(data, request, memory), bool(request.note["last"])
+    rows, last = read(data, memory), bool(request.note["last"])
+    (time, event), (eta, counts) = times_of(rows), _risks(rows, request, memory)
     times, cell = np.unique(time / float(request.note["unit"]), return_inverse=True)
     size, risk = len(times), counts[0][1]
     sums = {"eta": np.array([event @ eta])}
@@ -254,14 +251,12 @@ def concordance(cell: Array, event: Array, risk: Array) -> Array:
 @step(BASELINE, over_rows=True)
 def answer_baseline(data: ClientData, request: Request, memory: Memory) -> Term:
     """Sums of exp(x b) by cell of time, over all rows that leave in it and (Efron) over its deaths."""
-    edges = request.arrays["edges"]
-    check_cells(edges, request)
-    check_grid(data, asked_plan(memory.chain, data.width).outcome[0], "sums", edges)
-    rows, time, event, eta, counts = _begun(data, request, memory)
-    width, place = rows.x.shape[1], np.searchsorted(edges, time)
+    rows, place = in_cells(data, request, memory, "sums")
+    (eta, counts), event = _risks(rows, request, memory), rows.outcome[1]
+    width, cells = rows.x.shape[1], len(request.arrays["edges"]) + 1
     upper, order = np.triu_indices(width), np.argsort(place, kind="stable")
     shapes = ((), (width,), (len(upper[0]),))
-    sums = {f"{name}{p}": np.zeros((len(edges) + 1, *s)) for name, _ in counts for p, s in enumerate(shapes)}
+    sums = {f"{name}{p}": np.zeros((cells, *s)) for name, _ in counts for p, s in enumerate(shapes)}
     for here in np.split(order, np.flatnonzero(np.diff(place[order])) + 1) if len(order) else ():
         x, cell = rows.x[here], place[here[0]]
         for name, counted in counts:
@@ -277,6 +272,6 @@ def answer_baseline(data: ClientData, request: Request, memory: Memory) -> Term:
 def _binned(deaths: Array, censored: Array) -> Array:
     """`concordance` of tables (bins of risk, times); pairs of one bin count as ties."""
     every = deaths + censored
-    later = every[:, ::-1].cumsum(axis=1)[:, ::-1] - every
+    later = from_here(every) - every
     pairs = (later.sum(axis=0), later.cumsum(axis=0) - later, later)
     return np.array([(deaths * each).sum() for each in pairs])

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_rows
 from fedsolve.errors import DataError
-from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
 from fedsolve.federation.method import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -23,11 +22,11 @@ from fedsolve.pages.templates import render
 from fedsolve.pages.written_tables import plain
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames, level_counts
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, RowView, StatisticMethod, added, level_counts
 from fedsolve.statistics.hiding import check_groups, hidden_pairs
 from fedsolve.statistics.noisy import private_description
 from fedsolve.statistics.results import Lines, StatisticModel, number
-from fedsolve.tables.formula import categories_of, described, unknown, variables
+from fedsolve.tables.formula import categories_of, unknown, variables
 from fedsolve.tables.preparation import mean_and_deviation
 
 GROUPS, SUMS, COUNTS = "describe-groups", "describe-sums", "describe-counts"
@@ -100,24 +99,23 @@ def _short(value: Any) -> str:
     return number(value) if whole else f"{value:.4g}"
 
 
-class _Columns:
+class _Columns(RowView):
     """The columns of a run: numbers with what they are counted from and in which unit, so that large ones do
     not cancel, and categories with their levels.
     """
 
     def __init__(self, chain: Chain, width: int) -> None:
-        schema = described(run_schema(chain), width)
-        self.categories = categories_of(schema)
-        self.numbers = [name for name in variables(schema) if name not in self.categories]
+        super().__init__(chain, width)
+        self.categories = categories_of(self.schema)
+        self.numbers = [name for name in variables(self.schema) if name not in self.categories]
         self.all = [*self.numbers, *self.categories]
-        known = {column.name: (column.reference, column.scale) for _, column in schema.places("number")}
+        known = {column.name: (column.reference, column.scale) for _, column in self.schema.places("number")}
         pairs = np.array([known.get(name, (0.0, 1.0)) for name in self.numbers]).reshape(-1, 2)
         self.origin, self.unit = pairs.T
 
     def values(self, rows: Any) -> tuple[Array, Array]:
         """(rows, numbers) whether a number is there, and how far it is from its origin; 0 where it is not."""
-        found = rows[self.numbers].to_numpy(dtype=np.float64).reshape(len(rows), len(self.numbers))
-        z = (found - self.origin) / self.unit
+        z = (rows[self.numbers].to_numpy(dtype=np.float64) - self.origin) / self.unit
         return (~np.isnan(z)).astype(np.float64), np.nan_to_num(z, nan=0.0)
 
 
@@ -177,16 +175,19 @@ class Describe(StatisticMethod[ColumnSummary]):
                     break
         facts = {"rows": rows, "rows_left_out": asked - rows if self.by else None}
         facts |= {"complete_rows": sums["complete"][0], "exchanges": len(run.history)}
-        model = ColumnSummary(run.spec.features, {**facts, "sites": len(run.history[-1].cohort)})
+        facts["sites"] = len(run.history[-1].cohort)
         lines, counts = spread.lines(missing), iter(sums["categories"].astype(int).tolist())
         for name, levels in categories.items():
             line = {"column": name, "rows": rows - missing[name], "missing": missing[name]}
             lines.append(line | {"categories": {level: next(counts) for level in levels}})
-        model.lines, model.names = plain(lines), tuple(columns.numbers)
-        model.groups = _by_group(columns, named[self.by], sizes, sums["moments"])
-        model.patterns = _by_gaps(gaps, patterns)
-        model.tables = {"correlation": correlation, "gaps": sums["gaps"]}
-        return model
+        parts: dict[str, Any] = {
+            "lines": plain(lines),
+            "names": tuple(columns.numbers),
+            "patterns": _by_gaps(gaps, patterns),
+        }
+        parts["groups"] = _by_group(columns, named[self.by], sizes, sums["moments"])
+        parts["tables"] = {"correlation": correlation, "gaps": sums["gaps"]}
+        return ColumnSummary(run.spec.features, facts, **parts)
 
     def privately(self, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
         """The same with noise; mu: what it may cost."""
@@ -288,86 +289,80 @@ def _by_group(columns: _Columns, groups: list[str], sizes: Array, moments: Array
 # -- at the client -----------------------------------------------------------------------------------
 
 
-def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tuple[Any, Array]]:
+def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tuple[_Columns, Any, Array]]:
     """Rows of groups that are large enough, with the place of their group; the others would be known from
     what is left when sums over groups are taken off sums over all.
     """
     by, groups = request.note["by"], list(request.note["groups"])
     large = np.append(np.array(request.note["large"]), False)  # the last place is that of no group
+    columns = _Columns(memory.chain, data.width)
     if by == "site" and memory.name not in groups:  # the rows with which secure sums try a question
         raise DataError(
             "by='site' tells each site's own sums, which secure sums hide. Describe all rows together, "
             "or without secure sums."
         )
     if data.cells is not None:
-        whole = all_rows(data, memory.chain, [by])
-        check_groups(data, whole, by, _Columns(memory.chain, data.width).numbers)
-    for rows, _, _ in frames(data, memory.chain, ()):
+        check_groups(data, columns.whole(data, [by]), by, columns.numbers)
+    for rows, _, _ in columns.frames(data):
         if by in ("", "site"):
             group = np.full(len(rows), groups.index(memory.name) if by else 0)
         else:
             group = np.asarray(rows[by].cat.codes, dtype=np.intp)
-        yield (rows, group) if large[group].all() else (rows[large[group]], group[large[group]])
+        yield columns, rows[large[group]], group[large[group]]
 
 
 @step(GROUPS, counts=("groups",))
 def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows by group."""
-    counts = np.zeros(len(request.note["groups"]))
-    for _, group in _grouped(data, request, memory):
-        counts += np.bincount(group, minlength=len(counts))
-    return Term({"groups": counts}, {"rows": len(data)})
+    size = len(request.note["groups"])
+    parts = ({"groups": np.bincount(group, minlength=size)} for *_, group in _grouped(data, request, memory))
+    return Term(added(parts), {"rows": len(data)})
 
 
 @step(SUMS, counts=("both", "gaps", "categories", "complete"))
 def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² by group; categories and gaps, and columns whose gaps would tell rows apart."""
-    columns, large = _Columns(memory.chain, data.width), np.array(request.note["large"])
-    categories, wide, count = columns.categories, len(columns.numbers), 0
-    sums = {"moments": np.zeros((3, len(large), wide)), "complete": np.zeros(1)}
-    sums |= {"gaps": np.zeros((len(columns.all), len(columns.all))), "hidden": np.zeros(len(columns.all))}
-    sums["categories"] = np.zeros(sum(map(len, categories.values())))
-    for rows, group in _grouped(data, request, memory):
-        count += len(rows)
+
+    def sums(columns: _Columns, rows: Any, group: Array) -> dict[str, Any]:
         m, z = columns.values(rows)
-        for place in np.flatnonzero(large):
-            here = group == place
-            sums["moments"][:, place] += [each[here].sum(axis=0) for each in (m, z, z**2)]
-        sums["categories"] += level_counts(rows, categories)
+        here = [group == place for place in range(len(request.note["groups"]))]
         absent = rows[columns.all].isna().to_numpy(dtype=np.float64)
-        sums["gaps"] += absent.T @ absent
-        sums["complete"] += np.sum(~absent.any(axis=1))
+        return {
+            "rows": len(rows),
+            "moments": [[each[own].sum(axis=0) for own in here] for each in (m, z, z**2)],
+            "categories": level_counts(rows, columns.categories),
+            "gaps": absent.T @ absent,
+            "complete": [np.sum(~absent.any(axis=1))],
+        }
+
+    found = added(sums(*part) for part in _grouped(data, request, memory))
+    count, found["hidden"] = int(found.pop("rows")), np.zeros(len(found["gaps"]))
     if data.cells is not None:
-        sums["hidden"] += hidden_pairs(data, all_rows(data, memory.chain)[columns.all])
-    return Term(sums, {"rows": count})
+        columns = _Columns(memory.chain, data.width)
+        found["hidden"] += hidden_pairs(data, columns.whole(data)[columns.all])
+    return Term(found, {"rows": count})
 
 
 @step(COUNTS, over_rows=True, counts=("below", "patterns"))
 def answer_counts(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows at or below every edge (edges, numbers); when first asked also products of every two numbers."""
-    edges, rows_told = request.arrays["edges"], max(int(request.note["rows"]), 6 * FEWEST_ROWS)
+    edges, gaps = request.arrays["edges"], list(request.note["gaps"])[:_GAPS]
+    rows_told = max(int(request.note["rows"]), 6 * FEWEST_ROWS)
     if len(edges) >= MOST_BINS or (len(edges) + 1) * FEWEST_ROWS > rows_told:
         raise DataError(
             f"{len(edges) + 1} bins are asked for; {MOST_BINS} of {FEWEST_ROWS} rows each are told."
         )
-    below, gaps = np.zeros(edges.shape), list(request.note["gaps"])[:_GAPS]
-    patterns, columns = np.zeros(2 ** len(gaps)), _Columns(memory.chain, data.width)
-    numbers, wide = columns.numbers, len(columns.numbers) * bool(request.note["pairs"])
-    sums = {name: np.zeros((wide, wide)) for name in ("both", "with", "products", "squares")}
-    told = ~np.isin(numbers, request.note["hidden"])
-    for rows, _ in _grouped(data, request, memory):
-        lacking = rows[gaps].isna().to_numpy().reshape(len(rows), len(gaps)) @ (1 << np.arange(len(gaps)))
-        patterns += np.bincount(lacking.astype(np.intp), minlength=len(patterns))
-        for place, name in enumerate(numbers):
-            values = np.sort(rows[name].dropna().to_numpy(dtype=np.float64))
-            below[:, place] += np.searchsorted(values, edges[:, place], side="right")
-        if wide:
-            m, z = (each * told for each in columns.values(rows))
-            for name, one, other in (
-                ("both", m, m),
-                ("with", z, m),
-                ("products", z, z),
-                ("squares", z**2, m),
-            ):
-                sums[name] += one.T @ other
-    return Term({"below": below, **({"patterns": patterns} if gaps else {}), **(sums if wide else {})})
+
+    def sums(columns: _Columns, rows: Any, group: Array) -> dict[str, Any]:
+        values = (np.sort(rows[name].dropna().to_numpy(dtype=np.float64)) for name in columns.numbers)
+        below = [np.searchsorted(v, own, side="right") for v, own in zip(values, edges.T, strict=True)]
+        found = {"below": np.array(below).T}
+        if gaps:
+            lacking = rows[gaps].isna().to_numpy() @ (1 << np.arange(len(gaps)))
+            found["patterns"] = np.bincount(lacking.astype(np.intp), minlength=2 ** len(gaps))
+        if request.note["pairs"]:
+            m, z = (each * ~np.isin(columns.numbers, request.note["hidden"]) for each in columns.values(rows))
+            found |= {"both": m.T @ m, "with": z.T @ m, "products": z.T @ z, "squares": (z**2).T @ m}
+        return found
+
+    return Term(added(sums(*part) for part in _grouped(data, request, memory)))

@@ -10,8 +10,9 @@ products of large numbers do not cancel; coefficients are told for columns as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
@@ -34,7 +35,6 @@ from fedsolve.tables.formula import (
     evaluate,
     frame,
     plan,
-    unknown,
     variables,
 )
 from fedsolve.tables.preparation import mean_and_deviation
@@ -103,68 +103,89 @@ class DesignRows:
     standard: bool = False
 
 
-def asked_plan(chain: Chain, width: int) -> FormulaPlan:
-    """The plan of the run's formula."""
-    opening, schema = chain.opening, described(run_schema(chain), width)
-    return plan(opening["formula"], schema, _filled(chain), opening["survival"])
+class RowView:
+    """What a run says of rows: their schema, the formula's plan, and how they are read.
 
-
-def arrays_of(chain: Chain, note: str) -> dict[str, Array] | None:
-    """The arrays of the block of this note, where the run has one."""
-    return next((dict(block.arrays) for block in chain.blocks if note in block.note), None)
-
-
-def hidden_plan(data: ClientData, chain: Chain) -> FormulaPlan:
-    """The plan, held to what secure sums let a formula ask of these rows."""
-    planned = asked_plan(chain, data.width)
-    if data.cells is not None:
-        label = described(run_schema(chain), data.width).label
-        uncounted = {str(label)} if chain.opening.get("classes") is None else set()
-        weights = chain.opening["parameters"].get("weights")
-        check_formula(data, all_rows(data, chain, planned.used), planned, weights, uncounted)
-    return planned
-
-
-def all_rows(data: ClientData, chain: Chain, used: Sequence[str] = ()) -> Any:
-    """The client's rows as one frame, those with missing values among them; refused where the disclosure
-    rules left out a level of a category that is used.
+    filled: whether missing values are filled by the schema's rule.
     """
-    if data.schema is not None and run_schema(chain) is None:
-        raise TermError("under secure sums, statistics name columns as the schema of the rows does; use it.")
-    schema, features = described(run_schema(chain), data.width), data.features(slice(None))
-    for place, column in schema.places("category"):
-        left = ~features[:, place : place + len(column.names)].any(axis=1)
-        if column.name in used and left.any():
+
+    def __init__(self, chain: Chain, width: int) -> None:
+        self.chain, self.parameters = chain, chain.opening["parameters"]
+        self.schema = described(run_schema(chain), width)
+        self.filled = bool(self.parameters.get("missing") == "schema")
+
+    @cached_property
+    def plan(self) -> FormulaPlan:
+        opening = self.chain.opening
+        return plan(opening["formula"], self.schema, self.filled, opening["survival"])
+
+    def arrays(self, note: str) -> dict[str, Array] | None:
+        """The arrays of the block of this note, once the run has it."""
+        return next((dict(block.arrays) for block in self.chain.blocks if note in block.note), None)
+
+    @property
+    def scales(self) -> dict[str, Array]:
+        """Mean and deviation of the columns that the formula standardises, once they are known."""
+        found = self.arrays(SCALES)
+        return {} if found is None else dict(zip(self.plan.scaled, found["scales"].T, strict=True))
+
+    @property
+    def references(self) -> list[float]:
+        """Numbers near those of the columns that the formula standardises."""
+        known = {column.name: column.reference for column in self.schema.used}
+        return [known.get(name, 0.0) for name in self.plan.scaled]
+
+    def check(self, data: ClientData) -> None:
+        """Hold the formula to what secure sums let it ask of these rows."""
+        if data.cells is not None:
+            uncounted = {str(self.schema.label)} if self.chain.opening.get("classes") is None else set()
+            weights = self.parameters.get("weights")
+            check_formula(data, self.whole(data, self.plan.used), self.plan, weights, uncounted)
+
+    def frame(self, data: ClientData, span: slice) -> Any:
+        return frame(self.schema, data.features(span), data.own_labels()[span], self.filled)
+
+    def whole(self, data: ClientData, used: Sequence[str] = ()) -> Any:
+        """All rows as one frame, those with missing values among them; refused where the disclosure rules
+        left out a level of a category that is used.
+        """
+        if data.schema is not None and run_schema(self.chain) is None:
             raise TermError(
-                f"under secure sums, categories of '{column.name}' are left out, set in too few rows or by "
-                f"too few alone; {left.sum()} rows of this site have them. Merge categories in the schema."
+                "under secure sums, statistics name columns as the schema of the rows does; use it."
             )
-    return frame(schema, features, data.own_labels(), _filled(chain))
+        features = data.features(slice(None))
+        for place, column in self.schema.places("category"):
+            left = ~features[:, place : place + len(column.names)].any(axis=1)
+            if column.name in used and left.any():
+                raise TermError(
+                    f"under secure sums, categories of '{column.name}' are left out, set in too few rows or "
+                    f"by too few alone; {left.sum()} rows of this site have them. Merge categories in the "
+                    "schema."
+                )
+        return self.frame(data, slice(None))
+
+    def frames(self, data: ClientData, used: Sequence[str] = ()) -> Iterator[tuple[Any, Array, Array]]:
+        """Rows that lack none of the columns `used`, as frames with their weights; and by column, how many
+        rows lack it.
+        """
+        weights = data.own_weights()
+        for start in range(0, max(1, len(data)), _ROWS):
+            span = slice(start, start + _ROWS)
+            rows = self.frame(data, span)
+            lacking = rows[list(used)].isna().to_numpy()
+            there = ~lacking.any(axis=1)
+            counted = np.ones(len(rows)) if weights is None else weights[span]
+            rows = rows if there.all() else rows[there].reset_index(drop=True)
+            yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
 
 
-def _filled(chain: Chain) -> bool:
-    return bool(chain.opening["parameters"].get("missing") == "schema")
-
-
-def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
-    """Mean and deviation of the columns that a formula standardises."""
-    found = arrays_of(chain, SCALES)
-    return {} if found is None else dict(zip(planned.scaled, found["scales"].T, strict=True))
-
-
-def frames(data: ClientData, chain: Chain, used: tuple[str, ...]) -> Iterator[tuple[Any, Array, Array]]:
-    """Complete rows as frames with their weights; and by column of `used`, how many rows lack it."""
-    schema, labels, weights = described(run_schema(chain), data.width), data.own_labels(), data.own_weights()
-    if strange := [name for name in used if name not in variables(schema)]:
-        raise unknown(strange[0], variables(schema))
-    for start in range(0, max(1, len(data)), _ROWS):
-        span = slice(start, start + _ROWS)
-        rows = frame(schema, data.features(span), labels[span], _filled(chain))
-        lacking = rows[list(used)].isna().to_numpy()
-        there = ~lacking.any(axis=1)
-        counted = np.ones(len(rows)) if weights is None else weights[span]
-        rows = rows if there.all() else rows[there].reset_index(drop=True)
-        yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
+def added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Array]:
+    """The sum of parts, array by array."""
+    first, *more = parts
+    found = {name: np.asarray(value, dtype=np.float64) for name, value in first.items()}
+    for part in more:
+        found = {name: array + part[name] for name, array in found.items()}
+    return found
 
 
 def level_counts(rows: Any, categories: Mapping[str, Sequence[str]]) -> Array:
@@ -175,11 +196,12 @@ def level_counts(rows: Any, categories: Mapping[str, Sequence[str]]) -> Array:
 
 def read(data: ClientData, memory: Memory) -> DesignRows:
     """The client's rows under the run's formula; kept in memory where they fit."""
-    standard = arrays_of(memory.chain, STANDARD)
-    key = memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None
+    view = RowView(memory.chain, data.width)
+    standard = view.arrays(STANDARD)
+    key = memory.chain.digests[1], view.arrays(SCALES) is None
     held, found = memory.cache.pop("statistics", (None, None))
     if held != key or (found.standard and standard is None):
-        found = _read(data, memory.chain)
+        found = _read(data, view)
     if standard is not None and not found.standard:
         found.x -= standard["centre"]
         found.x /= standard["scale"]
@@ -189,15 +211,17 @@ def read(data: ClientData, memory: Memory) -> DesignRows:
     return found  # type: ignore[no-any-return]
 
 
-def _read(data: ClientData, chain: Chain) -> DesignRows:
-    planned, weights = hidden_plan(data, chain), chain.opening["parameters"].get("weights")
-    own = [weights] if weights in variables(described(run_schema(chain), data.width)) else []
-    used, parts = tuple(dict.fromkeys([*planned.used, *own])), []
+def _read(data: ClientData, view: RowView) -> DesignRows:
+    view.check(data)
+    planned, weights, parts = view.plan, view.parameters.get("weights"), []
+    used = [*planned.used]
+    if weights in variables(view.schema) and weights not in used:
+        used.append(weights)
     left_out = np.zeros(len(used))
-    for rows, counted, lacking in frames(data, chain, used):
+    for rows, counted, lacking in view.frames(data, used):
         left_out += lacking
         weight = evaluate(weights, rows) if weights else counted
-        x, offset = planned.columns(rows, scales_of(chain, planned) or None), planned.offset(rows)
+        x, offset = planned.columns(rows, view.scales or None), planned.offset(rows)
         parts.append((x, offset, weight, *(evaluate(each, rows) for each in planned.outcome)))
     x, offset, weight, *outcome = (np.concatenate(each) for each in zip(*parts, strict=True))
     if len(weight) and not weight.min() >= 0:
@@ -215,18 +239,12 @@ def _read(data: ClientData, chain: Chain) -> DesignRows:
 @step(SCALES, over_rows=True)
 def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum x and sum x² of the columns that the formula centres or scales, from their references."""
-    planned, schema = hidden_plan(data, memory.chain), described(run_schema(memory.chain), data.width)
-    references, sums, count = _references(schema, planned), np.zeros((2, len(planned.scaled))), 0
-    for rows, _, _ in frames(data, memory.chain, planned.used):
-        values = np.column_stack([rows[name] for name in planned.scaled]) - references
-        sums += [values.sum(axis=0), (values**2).sum(axis=0)]
-        count += len(rows)
-    return Term({"moments": sums}, {"rows": count})
-
-
-def _references(schema: Any, planned: FormulaPlan) -> list[float]:
-    known = {column.name: column.reference for column in schema.used}
-    return [known.get(name, 0.0) for name in planned.scaled]
+    view = RowView(memory.chain, data.width)
+    view.check(data)
+    used, scaled = view.plan.used, list(view.plan.scaled)
+    gaps = (rows[scaled].to_numpy() - view.references for rows, _, _ in view.frames(data, used))
+    sums = added({"rows": len(x), "moments": [x.sum(axis=0), (x**2).sum(axis=0)]} for x in gaps)
+    return Term({"moments": sums["moments"]}, {"rows": int(sums["rows"])})
 
 
 @step(SURVEY, over_rows=True)
@@ -252,16 +270,15 @@ def answer_survey(data: ClientData, request: Request, memory: Memory) -> Term:
 
 def survey(run: DialogueRun[Any]) -> Talk[Design]:
     """Ask first what the columns of the formula are over all sites."""
-    planned = asked_plan(run.chain, run.spec.features)
-    if planned.scaled:
+    view = RowView(run.chain, run.spec.features)
+    if view.plan.scaled:
         total = yield Ask(SCALES)
         count = total.count("rows")
         check_rows(count)
         mean, deviation = mean_and_deviation(count, *total["moments"])
-        mean = mean + _references(described(run_schema(run.chain), run.spec.features), planned)
         deviation = deviation * np.sqrt(count / max(count - 1, 1))
-        run.add(Block({SCALES: True}, {"scales": np.array([mean, deviation])}))
-    design = Design(run, planned, (yield Ask(SURVEY)))
+        run.add(Block({SCALES: True}, {"scales": np.array([mean + view.references, deviation])}))
+    design = Design(run, view, (yield Ask(SURVEY)))
     run.add(Block({STANDARD: True}, {"centre": design.centre, "scale": design.scale}))
     return design
 
@@ -274,8 +291,8 @@ class Design:
     that count, the others follow from them.
     """
 
-    def __init__(self, run: DialogueRun[Any], planned: FormulaPlan, total: Total) -> None:
-        self.run, self.plan, self.names = run, planned, planned.names
+    def __init__(self, run: DialogueRun[Any], view: RowView, total: Total) -> None:
+        self.run, self.view, self.plan, self.names = run, view, view.plan, view.plan.names
         self.method = cast(Any, run.method)
         self.seen, self.rows, self.used = total.term.arrays, total.count("rows"), total.count("used")
         check_rows(self.rows)
@@ -284,7 +301,7 @@ class Design:
             raise DataError(
                 f"no row is complete: of {self.rows} rows, values are missing of {told or 'all'}."
             )
-        self.fixed = planned.intercept or self.method.survival
+        self.fixed = self.plan.intercept or self.method.survival
         self.intercept = np.array([name == INTERCEPT for name in self.names])
         self.moments = mean_and_deviation(self.seen["weight"][0], self.seen["first"], self.seen["second"])
         self.centre = np.where(~self.intercept & self.fixed, self.moments[0], 0.0)
@@ -333,11 +350,11 @@ class Design:
         if self.plan.intercept:
             turn[self.intercept] -= np.where(self.intercept, 0, self.centre / self.scale)
         found = turn @ np.where(self.kept, point, 0.0), turn @ covariance @ turn.T
-        scales = {name: [*map(float, pair)] for name, pair in scales_of(self.run.chain, self.plan).items()}
-        more |= {"scales": scales, "ranges": np.array(self.moments)}
-        columns, run = (self.names, *found, self.kept), self.run
-        known = {**self.outline(), **facts}
-        return kind(run.spec.features, self.method.parameters(), columns, known, run.remarks, **more)
+        known: dict[str, Any] = {"names": self.names, "coefficient": found[0], "covariance": found[1]}
+        known |= {"kept": self.kept, "ranges": np.array(self.moments), "degrees": 0.0, "ratio": ""}
+        known["scales"] = {name: [*map(float, pair)] for name, pair in self.view.scales.items()}
+        known |= {"parameters": self.method.parameters(), "remarks": self.run.remarks, **more}
+        return kind(self.run.spec.features, {**self.outline(), **facts}, **known)
 
     def outline(self) -> dict[str, Any]:
         """What every result says of its rows and its run."""

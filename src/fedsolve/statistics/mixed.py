@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.polynomial import Chebyshev
-from scipy.interpolate import BarycentricInterpolator
+from numpy.polynomial.chebyshev import Chebyshev, chebfit, chebval
 
 from fedsolve.arrays import Array
 from fedsolve.closedform.curvature import symmetric
@@ -28,7 +27,10 @@ from fedsolve.statistics.design import Design, FormulaMethod, read, survey
 from fedsolve.statistics.results import RegressionModel
 
 SUMS, RATIOS = "mixed-sums", "mixed-ratios"
-_COUNT, _RANGES = 16, 3
+_RANGES = 3
+_POINTS = np.cos(np.pi * np.arange(15, -1, -1) / 15)
+"""Chebyshev's points between -1 and 1, where the logarithm of the ratio is asked about."""
+
 _WIDEST = (-14.0, 10.0)
 """Logarithms between which the ratio is looked for."""
 
@@ -69,13 +71,12 @@ class MixedModel(FormulaMethod[MixedFit]):
         if len(total.cohort) < 2:
             raise DataError("a random intercept by site needs at least two sites; this federation has one.")
         for _ in range(_RANGES):
-            # Chebyshev's points of the range.
-            points = low + (np.cos(np.pi * np.arange(_COUNT) / (_COUNT - 1))[::-1] + 1) / 2 * (high - low)
+            points = low + (_POINTS + 1) / 2 * (high - low)
             total = yield Ask(RATIOS, {"mean": mean}, {"ratios": np.exp(points)})
             off, log = total["off"], total["log"]
             values = np.array([_at(design, gram, *each)[0] for each in zip(off, log, strict=True)])
             lowest, ends = int(np.argmin(values)), (low, high)
-            low, high = points[max(lowest - 1, 0)], points[min(lowest + 1, _COUNT - 1)]
+            low, high = points[max(lowest - 1, 0)], points[min(lowest + 1, 15)]
         fitted = Chebyshev.fit(points, values, 10)
         stops = fitted.deriv().roots()
         inside = stops[(abs(stops.imag) < 1e-9) & (stops.real > ends[0]) & (stops.real < ends[1])].real
@@ -83,7 +84,8 @@ class MixedModel(FormulaMethod[MixedFit]):
         # At the lower end nothing is left of the variance between sites.
         ratio = 0.0 if best <= _WIDEST[0] + 1 else float(np.exp(best))
         # Of ratio / (1 + ratio n) through 16 points within a factor of three, no digit is lost.
-        table = BarycentricInterpolator(points, np.column_stack([off, log]))(best) * (ratio > 0)
+        through = chebfit(_POINTS, np.column_stack([off, log]), 15)
+        table = chebval(2 * (best - ends[0]) / (ends[1] - ends[0]) - 1, through) * (ratio > 0)
         value, found, inner, variance = _at(design, gram, table[:-1], float(table[-1]))
         point = design.whole(found) + mean * design.intercept
         # The determinant of columns as they are, as others report it.

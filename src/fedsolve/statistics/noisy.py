@@ -26,10 +26,9 @@ from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
 from fedsolve.federation.method import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.statistics.design import MOST_BINS, asked_plan, frames, level_counts
-from fedsolve.statistics.release import noisy_least_squares
+from fedsolve.statistics.design import MOST_BINS, RowView, added, level_counts
+from fedsolve.statistics.release import in_units, noisy_least_squares, unweighted
 from fedsolve.tables.formula import INTERCEPT, categories_of, evaluate, frame
-from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.statistics.describe import ColumnSummary, Describe
@@ -45,14 +44,15 @@ _STEPS = (0.1, 0.1, 0.1, 0.7)
 _CLEAR, _DRAWN = 3.0, 4096
 
 
-class _Bounds:
+class _Bounds(RowView):
     """What the schema says of numbers: low and high ends by name."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, width: int) -> None:
+        super().__init__(chain, width)
         schema = run_schema(chain)
         if schema is None or schema.extractor is not None:
             raise DataError("with noise a schema must say between which bounds every number lies.")
-        self.schema: Schema = schema
+        self.categories = categories_of(schema)
         self.ends: dict[str, tuple[float, float]] = {}
         for _, column in schema.places("number"):
             reach = REACH * column.scale
@@ -70,11 +70,10 @@ class _FormulaBounds(_Bounds):
     """A formula's columns with their middle and half range; and those of its outcome."""
 
     def __init__(self, chain: Chain, width: int) -> None:
-        super().__init__(chain)
-        self.plan = asked_plan(chain, width)
+        super().__init__(chain, width)
         if self.plan.scaled or INTERCEPT not in self.plan.names:
             raise DataError("with noise a formula has an intercept, and neither center() nor scale().")
-        random, levels = np.random.Generator(np.random.Philox(0)), categories_of(self.schema)
+        random, levels = np.random.Generator(np.random.Philox(0)), self.categories
         encoded, place = np.zeros((_DRAWN, self.schema.width)), 0
         for column in self.schema.used:
             if column.name in levels:
@@ -103,22 +102,16 @@ class _FormulaBounds(_Bounds):
             raise DataError("the formula is no finite number everywhere between the bounds of the schema.")
         return (low + high) / 2, np.where(high > low, high - low, 2.0) / 2
 
-    def rows(self, data: ClientData, chain: Chain, binomial: bool) -> tuple[Array, Array]:
+    def rows(self, data: ClientData, binomial: bool) -> tuple[Array, Array]:
         """a (rows, columns), and y between -1 and 1, or as 0 and 1."""
         parts = []
-        for rows, _, _ in frames(_unweighted(data), chain, self.plan.used):
+        for rows, _, _ in self.frames(unweighted(data), self.plan.used):
             with np.errstate(all="ignore"):
                 a = np.clip((self.plan.columns(rows) - self.middle) / self.half, -1.0, 1.0)
                 y = evaluate(self.plan.outcome[0], rows)
             y = np.clip(y, 0, 1) if binomial else np.clip((y - self.outcome[0]) / self.outcome[1], -1, 1)
             parts.append((np.nan_to_num(a) / math.sqrt(len(self.half)), np.nan_to_num(y)))
         return np.concatenate([a for a, _ in parts]), np.concatenate([y for _, y in parts])
-
-
-def _unweighted(data: ClientData) -> ClientData:
-    if data.own_weights() is not None:
-        raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
-    return data
 
 
 def _facts(run: DialogueRun[Any], total: Total) -> dict[str, Any]:
@@ -144,32 +137,26 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
     names, width = columns.plan.names, len(columns.half)
     place, scale = names.index(INTERCEPT), 1.0
     if binomial:
-        b, by_noise, by_rows, total, rows = yield from _newton(method.formula, width, place, mu)
+        found, total, rows = yield from _newton(method.formula, width, place, mu)
     else:
         total, scale = (yield Ask(GRAM, {"mu": mu})), float(columns.outcome[1][0])
         rows = 2 * width * float(total["gram"][place, place])
-        b, by_noise, by_rows = noisy_least_squares(total["gram"], total.noise["gram"], rows, method.formula)
+        found = noisy_least_squares(total["gram"], total.noise["gram"], rows, method.formula)
     turn = np.diag(1 / (columns.half * math.sqrt(width)))
     turn[place] -= np.where(np.arange(width) == place, 0.0, columns.middle * np.diag(turn))
-    point = scale * turn @ b
-    point[place] += 0.0 if binomial else float(columns.outcome[0][0])
-    noisy, whole = (scale**2 * turn @ each @ turn.T for each in (by_noise, by_noise + by_rows))
+    known = in_units(names, scale * turn, *found)
+    known["coefficient"][place] += 0.0 if binomial else float(columns.outcome[0][0])
     facts: dict[str, Any] = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
     facts |= {"rows": round(rows), "errors": "of rows and noise", **_facts(run, total)}
-    parameters = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
-    known = (names, point, whole, np.ones(width, dtype=bool))
-    ranges, ratio = np.array([columns.middle, columns.half]), "odds ratio" if binomial else ""
-    model = GLMModel(
-        run.spec.features, parameters, known, facts, run.remarks, scales={}, ranges=ranges, ratio=ratio
-    )
-    model.by_noise = noisy
-    return model
+    known["parameters"] = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
+    known |= {"ranges": np.array([columns.middle, columns.half]), "ratio": "odds ratio" if binomial else ""}
+    return GLMModel(run.spec.features, facts, remarks=run.remarks, scales={}, degrees=0.0, **known)
 
 
 def _newton(
     formula: str, width: int, place: int, mu: float
-) -> Talk[tuple[Array, Array, Array, Total, float]]:
-    """b, its covariance by noise and by rows, the last total, and about how many rows there are."""
+) -> Talk[tuple[tuple[Array, Array, Array], Total, float]]:
+    """b with its covariance by noise and by rows; the last total, and about how many rows there are."""
     b, rows = np.zeros(width), 0.0
     for share in _STEPS:
         total = yield Ask(STEP, {"mu": mu * math.sqrt(share)}, {"weight": b})
@@ -188,13 +175,13 @@ def _newton(
     inverse = np.linalg.inv(total["curvature"])
     by_moved = (moved @ moved) * np.eye(width) + np.outer(moved, moved)
     spread = total.noise["gradient"] ** 2 * np.eye(width) + total.noise["curvature"] ** 2 / 2 * by_moved
-    return b, inverse @ spread @ inverse, inverse, total, rows
+    return (b, inverse @ spread @ inverse, inverse), total, rows
 
 
 @step(GRAM, releases={"gram": 1.0})
 def answer_gram(data: ClientData, request: Request, memory: Memory) -> Term:
     """The Gram matrix of [a, y] / sqrt 2."""
-    a, y = _FormulaBounds(memory.chain, data.width).rows(data, memory.chain, False)
+    a, y = _FormulaBounds(memory.chain, data.width).rows(data, False)
     both = np.column_stack([a, y]) / math.sqrt(2)
     return Term({"gram": both.T @ both}, {}, frozenset({"gram"}))
 
@@ -202,7 +189,7 @@ def answer_gram(data: ClientData, request: Request, memory: Memory) -> Term:
 @step(STEP, releases={"gradient": 1.0, "curvature": 0.25})
 def answer_step(data: ClientData, request: Request, memory: Memory) -> Term:
     """Gradient and information of a logistic regression."""
-    a, y = _FormulaBounds(memory.chain, data.width).rows(data, memory.chain, True)
+    a, y = _FormulaBounds(memory.chain, data.width).rows(data, True)
     mean = 1 / (1 + np.exp(-np.clip(a @ request.arrays["weight"], -500, 500)))
     gram = (a * (mean * (1 - mean))[:, None]).T @ a
     return Term({"gradient": (mean - y) @ a, "curvature": gram}, {}, frozenset({"curvature"}))
@@ -216,9 +203,8 @@ class _Described(_Bounds):
     products of numbers; levels of categories.
     """
 
-    def __init__(self, chain: Chain) -> None:
-        super().__init__(chain)
-        self.categories = categories_of(self.schema)
+    def __init__(self, chain: Chain, width: int) -> None:
+        super().__init__(chain, width)
         self.numbers = [column.name for _, column in self.schema.places("number")]
         ends = np.array([self.of(name) for name in self.numbers]).reshape(-1, 2)
         self.middle, self.half = ends.mean(axis=1), (ends[:, 1] - ends[:, 0]) / 2
@@ -236,7 +222,7 @@ def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> T
 
     if method.by is not None:
         raise DataError("with noise all rows are described together; leave `by` out.")
-    known = _Described(run.chain)
+    known = _Described(run.chain, run.spec.features)
     total = yield Ask(SUMS, {"mu": mu})
     parts = np.split(known.length * total["sums"], np.cumsum(known.sizes)[:-1])
     (rows,), there, first, second, bins, products, levels = parts
@@ -259,31 +245,32 @@ def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> T
         line = {"column": name, "rows": there_of, "missing": max(0, round(rows - there_of))}
         lines.append(line | {"categories": found})
     facts = {"rows": round(rows), "noise_of_counts": known.length * total.noise["sums"], **_facts(run, total)}
-    model = ColumnSummary(run.spec.features, facts)
-    model.lines, model.names, model.groups, model.patterns = lines, tuple(known.numbers), [], []
     # As if values were missing by chance: of how many rows have two numbers, nothing is told.
     share, both = np.maximum(there, 1) / max(rows, 1.0), np.diag(second)
     both[np.triu_indices(len(both), 1)] = products
     sums = {"products": both + np.triu(both, 1).T, "both": np.outer(seen, share)}
     sums |= {"with": np.outer(first, share), "squares": np.outer(second, share)}
-    model.tables = {"correlation": np.clip(correlations(sums), -1.0, 1.0)}
-    return model
+    tables, names = {"correlation": np.clip(correlations(sums), -1.0, 1.0)}, tuple(known.numbers)
+    return ColumnSummary(
+        run.spec.features, facts, lines=lines, names=names, groups=[], patterns=[], tables=tables
+    )
 
 
 @step(SUMS, releases={"sums": 1.0})
 def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
     """The vector of `_Described`, divided by the length that a row's has at most."""
-    known = _Described(memory.chain)
-    sums = [np.zeros(size) for size in known.sizes]
-    for rows, _, _ in frames(_unweighted(data), memory.chain, ()):
-        values = rows[known.numbers].to_numpy(dtype=np.float64).reshape(len(rows), len(known.numbers))
-        u = (values - known.middle) / known.half
+    known = _Described(memory.chain, data.width)
+
+    def sums(rows: Any) -> Array:
+        u = (rows[known.numbers].to_numpy(dtype=np.float64) - known.middle) / known.half
         m = np.isfinite(u)
         u = np.where(m, np.clip(u, -1.0, 1.0), 0.0)
         place = np.minimum((u + 1) / 2 * MOST_BINS, MOST_BINS - 1).astype(np.intp)
         bins = [np.bincount(place[m[:, k], k], minlength=MOST_BINS) for k in range(u.shape[1])]
-        moments = [len(rows)], *(each.sum(axis=0) for each in (m, u, u**2))
-        upper, codes = (u.T @ u)[np.triu_indices(u.shape[1], 1)], level_counts(rows, known.categories)
-        for held, part in zip(sums, (*moments, np.concatenate([*bins, []]), upper, codes), strict=True):
-            held += part
-    return Term({"sums": np.concatenate(sums) / known.length})
+        moments = [each.sum(axis=0) for each in (m, u, u**2)]
+        products = (u.T @ u)[np.triu_indices(u.shape[1], 1)]
+        levels = level_counts(rows, known.categories)
+        return np.concatenate([[len(rows)], *moments, *bins, products, levels])
+
+    found = added({"sums": sums(rows)} for rows, _, _ in known.frames(unweighted(data)))
+    return Term({"sums": found["sums"] / known.length})

@@ -19,12 +19,11 @@ that the schema does not name as its first.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.stats import norm
 
 from fedsolve.arrays import Array
 from fedsolve.closedform.sums import chunks
@@ -38,7 +37,7 @@ from fedsolve.federation.preparing import public_preparation
 from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.results import StatisticModel
+from fedsolve.statistics.results import CoefficientTable, StatisticModel
 
 KIND = "release-gram"
 CONSTANT = "Intercept"
@@ -56,18 +55,12 @@ class Release(StatisticModel):
     family: ClassVar[str] = "release"
     title: ClassVar[str] = "Release"
 
-    def __init__(
-        self,
-        features: int,
-        facts: Mapping[str, Any],
-        names: Sequence[str],
-        arrays: Mapping[str, Array],
-        groups: Mapping[str, Sequence[str]],
-    ) -> None:
-        super().__init__(features, facts)
-        self.names, self.groups = list(names), {name: list(some) for name, some in groups.items()}
-        self.gram, self.centre, self.scale = (arrays[name] for name in ("gram", "centre", "scale"))
-        self.deviation = float(facts["noise"])
+    names: list[str]
+    groups: dict[str, list[str]]
+    gram: Array
+    centre: Array
+    scale: Array
+    deviation: float
 
     @property
     def rows(self) -> float:
@@ -95,20 +88,17 @@ class Release(StatisticModel):
     def fit(self, formula: str, ridge: float = 0.0) -> ReleasedFit:
         """A linear model such as "y ~ a + sex"; "y ~ ." has all columns. ridge: penalty, as of rows of z."""
         outcome, chosen = self._parsed(formula)
-        some = [0, *(self.names.index(name) for name in chosen)]
-        y = self.names.index(outcome)
-        outer = [*some, y]
+        some, y = [0, *(self.names.index(name) for name in chosen)], self.names.index(outcome)
+        gram = self.gram[np.ix_([*some, y], [*some, y])]
         penalty = ridge * np.diag([0.0] + [1.0] * len(chosen))
-        b, by_noise, by_rows = noisy_least_squares(
-            self.gram[np.ix_(outer, outer)], self.deviation, self.rows, formula, penalty
-        )
+        found = noisy_least_squares(gram, self.deviation, self.rows, formula, penalty)
         # b of z-columns: y = centre + scale_y sum b z; z_j = (x_j - centre_j) / scale_j, z_0 = 1 / R.
         units = np.diag(self.scale[y] / self.scale[some])
         units[0] -= self.scale[y] * self.centre[some] / self.scale[some]
-        coefficient = units @ b
-        coefficient[0] += self.centre[y]
-        noisy, whole = (units @ each @ units.T for each in (by_noise, by_noise + by_rows))
-        return ReleasedFit((CONSTANT, *chosen), coefficient, noisy, whole, formula)
+        known = in_units((CONSTANT, *chosen), units, *found)
+        known["coefficient"][0] += self.centre[y]
+        facts = {"formula": formula, "rows": round(self.rows), **self.facts}
+        return ReleasedFit(self.features, facts, degrees=0.0, ratio="", **known)
 
     def _parsed(self, formula: str) -> tuple[str, list[str]]:
         left, found, right = (part.strip() for part in formula.partition("~"))
@@ -166,37 +156,27 @@ def noisy_least_squares(
     return b, inverse @ spread @ inverse, residual * inverse
 
 
-@dataclass(frozen=True)
-class ReleasedFit:
-    """Coefficients from a release. by_noise: covariance from the noise; covariance: from rows and noise."""
+def in_units(
+    names: tuple[str, ...], units: Array, b: Array, by_noise: Array, by_rows: Array
+) -> dict[str, Any]:
+    """A table's coefficients and covariances, of bounded columns, in the units of the columns."""
+    noisy, whole = (units @ each @ units.T for each in (by_noise, by_noise + by_rows))
+    known = {"names": names, "coefficient": units @ b, "covariance": whole, "by_noise": noisy}
+    return {**known, "kept": np.ones(len(names), dtype=bool)}
 
-    names: tuple[str, ...]
-    coefficient: Array
-    by_noise: Array
-    covariance: Array
-    formula: str
 
-    def interval(self, level: float = 0.95, of: Literal["pooled", "population"] = "population") -> Array:
-        """(columns, 2): for what the pooled rows would give without noise, or for where they come from."""
-        spread = np.sqrt(np.diag(self.by_noise if of == "pooled" else self.covariance))
-        reach = float(norm.ppf(0.5 + level / 2)) * spread
-        return np.column_stack([self.coefficient - reach, self.coefficient + reach])
+class ReleasedFit(CoefficientTable):
+    """Coefficients from a release, with intervals for the population and for the pooled rows."""
 
-    def records(self) -> list[dict[str, Any]]:
-        """The table, as numbers by name."""
-        heads = ("term", "coefficient", "low", "high", "pooled_low", "pooled_high")
-        table = np.column_stack([self.coefficient, self.interval(), self.interval(of="pooled")]).tolist()
-        return [
-            dict(zip(heads, (name, *line), strict=True)) for name, line in zip(self.names, table, strict=True)
-        ]
+    family: ClassVar[str] = "released-fit"
+    title: ClassVar[str] = "Linear model from a release"
 
-    def __str__(self) -> str:
-        lines = [f"{self.formula} (95 % intervals: of the population; of the pooled rows)", ""]
-        for one in self.records():
-            term, middle, *ends = one.values()
-            low, high, *pooled = (f"{end:.4g}" for end in ends)
-            lines.append(f"{term:<24} {middle:>11.4g}   [{low}, {high}]   [{', '.join(pooled)}]")
-        return "\n".join(lines)
+
+def unweighted(data: ClientData) -> ClientData:
+    """The rows, refused where they have weights."""
+    if data.own_weights() is not None:
+        raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
+    return data
 
 
 @register(
@@ -233,11 +213,11 @@ class Releasing(DialogueMethod[Release]):
     def talk(self, run: DialogueRun[Release]) -> Talk[Release]:
         names, centre, scale, groups = _columns(run.chain, run.spec.features)
         total = yield Ask(KIND, {"mu": mu_of(self.epsilon, self.delta)})
-        by, arrays = "sites" if total.noised else "server", {"centre": centre, "scale": scale}
-        facts = {"epsilon": self.epsilon, "delta": self.delta, "noise": total.noise["gram"], "noise_by": by}
-        found = Release(run.spec.features, facts, names, {**arrays, "gram": total["gram"]}, groups)
-        found.parameters = {**self.parameters(), "noise": by}
-        return found
+        noise, by = total.noise["gram"], "sites" if total.noised else "server"
+        facts = {"epsilon": self.epsilon, "delta": self.delta, "noise": noise, "noise_by": by}
+        known = {"names": names, "groups": groups, "centre": centre, "scale": scale, "gram": total["gram"]}
+        parameters = {**self.parameters(), "noise": by}
+        return Release(run.spec.features, facts, **known, deviation=noise, parameters=parameters)
 
 
 def _columns(chain: Chain, width: int) -> tuple[list[str], Array, Array, dict[str, list[str]]]:
@@ -279,8 +259,7 @@ def _columns(chain: Chain, width: int) -> tuple[list[str], Array, Array, dict[st
 @step(KIND, releases={"gram": 1.0})
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """sum z zᵀ of rows of length 1 at most."""
-    if data.own_weights() is not None:
-        raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
+    unweighted(data)
     names, centre, scale, _ = _columns(memory.chain, data.width)
     classes, labels = opening_classes(memory.chain), data.own_labels()
     if classes is None:

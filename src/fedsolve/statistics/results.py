@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy.stats import norm, t
@@ -24,13 +24,6 @@ from fedsolve.tables.preparation import Preparation, far_outside
 from fedsolve.tables.schema import Column, Schema
 
 Lines = list[tuple[str, ...]]
-
-FACTS = (
-    *("formula", "family", "link", "ties", "strata", "errors", "rows", "rows_left_out", "left_out", "events"),
-    *("sites", "exchanges", "steps", "converged", "log_likelihood", "aic", "deviance", "null_deviance"),
-    *("degrees", "dispersion", "r_squared", "concordance", "concordance_within"),
-)
-"""In which order facts are printed; others follow."""
 
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100)
 """Marks on the axis of a forest plot."""
@@ -53,7 +46,7 @@ def told(value: Any) -> str:
 
 
 class StatisticModel(Model):
-    """A result that prints itself.
+    """A result that prints itself; known: its other attributes.
 
     facts: what is known besides the table, by name. remarks: sentences that a reader must know.
     """
@@ -62,11 +55,13 @@ class StatisticModel(Model):
     predicts: ClassVar[bool] = False
     caveat: ClassVar[None] = None
 
-    def __init__(self, features: int, facts: Mapping[str, Any], remarks: Sequence[str] = ()) -> None:
+    facts: dict[str, Any]
+    remarks: list[str]
+    parameters: dict[str, Any]
+
+    def __init__(self, features: int, facts: Mapping[str, Any], **known: Any) -> None:
         super().__init__(features, None, 1)
-        self.facts: dict[str, Any] = plain(dict(facts))
-        self.remarks = list(remarks)
-        self.parameters: dict[str, Any] = {}
+        vars(self).update({"remarks": [], "parameters": {}, **known, "facts": plain(dict(facts))})
 
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
@@ -118,10 +113,8 @@ class StatisticModel(Model):
         return "\n\n".join(latex_table(heads, lines) for _, (heads, *lines) in self.printed())
 
     def told_facts(self) -> list[tuple[str, str]]:
-        """The facts as text, those that have one, in the order in which people look for them."""
-        order = {name: place for place, name in enumerate(FACTS)}
-        names = sorted(self.facts, key=lambda name: (order.get(name, len(FACTS)), name))
-        return [(name.replace("_", " "), text) for name in names if (text := told(self.facts[name]))]
+        """The facts as text, those that have one."""
+        return [(name.replace("_", " "), told(fact)) for name, fact in self.facts.items() if told(fact)]
 
     def __str__(self) -> str:
         out = [self.title, ""]
@@ -133,44 +126,38 @@ class StatisticModel(Model):
         return "\n".join([*out, *(f"note: {remark}" for remark in self.remarks)])
 
 
-class RegressionModel(StatisticModel):
-    """Coefficients, their covariance, and predictions for new rows.
+class CoefficientTable(StatisticModel):
+    """Coefficients of columns, and their covariance.
 
     kept: columns that have a coefficient. degrees: of Student's t; 0 where the normal distribution is used.
-    ratio: what exp(coefficient) is called, if anything. scales: mean and deviation of columns that the
-    formula standardises. ranges: mean and deviation of all columns of the model (2, columns); numbers of new
-    rows that are far from them are named.
+    ratio: what exp(coefficient) is called, if anything. by_noise: with noise, its part of the covariance.
     """
 
-    predicts: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        features: int,
-        parameters: Mapping[str, Any],
-        columns: tuple[Sequence[str], Array, Array, Array],
-        facts: Mapping[str, Any],
-        remarks: Sequence[str],
-        *,
-        scales: Mapping[str, Any],
-        ranges: Array,
-        degrees: float = 0.0,
-        ratio: str = "",
-    ) -> None:
-        super().__init__(features, facts, remarks)
-        names, self.coefficient, self.covariance, self.kept = columns
-        self.names, self.parameters = tuple(names), dict(parameters)
-        self.scales, self.ranges, self.degrees, self.ratio = dict(scales), ranges, degrees, ratio
+    by_noise: Array | None = None
+    names: tuple[str, ...]
+    coefficient: Array
+    covariance: Array
+    kept: Array
+    degrees: float
+    ratio: str
 
     @property
     def _spread(self) -> Any:
         return t(self.degrees) if self.degrees else norm
 
-    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
-        """Low and high ends of the coefficients' intervals."""
+    def interval(
+        self, level: float = 0.95, of: Literal["pooled", "population"] = "population"
+    ) -> tuple[Array, Array]:
+        """Low and high ends of the coefficients' intervals.
+
+        of: with noise, "pooled" is for what the pooled rows would give without it.
+        """
         if not 0 < level < 1:
             raise DataError(f"the level of confidence must lie in (0, 1); got {level!r}.")
-        reach = float(self._spread.ppf(0.5 + level / 2)) * self.standard_error
+        if of == "pooled" and self.by_noise is None:
+            raise DataError("these are the coefficients of the pooled rows; only noise gives an interval.")
+        error = self.standard_error if of == "population" else np.sqrt(np.diag(self.by_noise))  # type: ignore[arg-type]
+        reach = float(self._spread.ppf(0.5 + level / 2)) * error
         return self.coefficient - reach, self.coefficient + reach
 
     @property
@@ -193,25 +180,31 @@ class RegressionModel(StatisticModel):
         columns |= {"p": self.p, "low": low, "high": high}
         if self.ratio:
             columns |= {"exp": np.exp(self.coefficient), "exp_low": np.exp(low), "exp_high": np.exp(high)}
-        shown = {head: np.where(self.kept, values, np.nan).tolist() for head, values in columns.items()}
+        if self.by_noise is not None:
+            columns |= dict(zip(("pooled_low", "pooled_high"), self.interval(of="pooled"), strict=True))
+        shown = {head: np.where(self.kept, values, np.nan) for head, values in columns.items()}
         return [
-            dict(zip(("term", *shown), line, strict=True))
-            for line in zip(self.names, *shown.values(), strict=True)
+            {"term": name} | {head: float(values[k]) for head, values in shown.items()}
+            for k, name in enumerate(self.names)
         ]
 
     def printed(self) -> list[tuple[str, Lines]]:
-        heads = ["term", "coefficient", "se", "t" if self.degrees else "z", "p", "95% interval"]
-        heads[5:5] = [self.ratio] * bool(self.ratio)
+        exp, noisy = "exp_" if self.ratio else "", self.by_noise is not None
+        heads = ["term", "coefficient", "se", "t" if self.degrees else "z", "p"]
+        heads += [self.ratio] * bool(self.ratio) + ["95% interval"] + ["without noise"] * noisy
         lines: Lines = [tuple(heads)]
         for line in self.records():
-            statistic, exp = line["statistic"], "exp_" if self.ratio else ""
+            if not line["se"] > 0:
+                lines.append((line["term"], "NA", *[""] * (len(heads) - 2)))
+                continue
+            statistic, p = line["statistic"], line["p"]
             cells = [number(line["coefficient"]), number(line["se"])]
             cells.append(f"{statistic:{'.2f' if abs(statistic) < 1e5 else '.2g'}}")
-            cells.append("<0.001" if line["p"] < 0.001 else f"{line['p']:.3f}")
+            cells.append("<0.001" if p < 0.001 else f"{p:.3f}")
             cells += [f"{line['exp']:.3f}"] if self.ratio else []
-            cells.append(" to ".join(number(line[exp + end], 3) for end in ("low", "high")))
-            missing = ["NA", *[""] * (len(cells) - 1)]
-            lines.append((line["term"], *(cells if line["se"] > 0 else missing)))
+            for ends in (exp, *["pooled_"] * noisy):
+                cells.append(" to ".join(number(line[ends + end], 3) for end in ("low", "high")))
+            lines.append((line["term"], *cells))
         return [("", lines)]
 
     def figure(self) -> Panel:
@@ -226,6 +219,18 @@ class RegressionModel(StatisticModel):
         series = Series(label, 0, tuple(map(float, range(len(lines)))), *bars)
         names = Axis.of("", [line["term"] for line in lines])
         return Panel([series], names, Axis(f"{label}, 95% interval", named=ticks), "", "rows", "zero")
+
+
+class RegressionModel(CoefficientTable):
+    """Coefficients of a formula's columns, and predictions for new rows.
+
+    scales: mean and deviation of columns that the formula standardises. ranges: mean and deviation of all
+    columns of the model (2, columns); numbers of new rows that are far from them are named.
+    """
+
+    predicts: ClassVar[bool] = True
+    scales: dict[str, Any]
+    ranges: Array
 
     # -- new rows ----------------------------------------------------------------------------------
 

@@ -28,9 +28,8 @@ from fedsolve.statistics.design import (
     STANDARD,
     Design,
     DesignRows,
+    RowView,
     StatisticMethod,
-    arrays_of,
-    asked_plan,
     read,
     survey,
 )
@@ -79,6 +78,11 @@ def coarse(edges: Array, deaths: Array, censored: Array, apart: bool = False) ->
     return found, np.append(found, ends[seen[-1]]), *joined
 
 
+def from_here(table: Array) -> Array:
+    """By cell, the sum of it and all later ones, along the last axis."""
+    return np.asarray(table[..., ::-1].cumsum(axis=-1)[..., ::-1])
+
+
 def check_events(design: Design) -> None:
     if not design.seen["outcome"][0]:
         raise DataError("zero events: nobody has the event, so that there is nothing to explain.")
@@ -102,25 +106,38 @@ def check_cells(edges: Array, request: Request, groups: int = 1) -> None:
         raise DataError(f"{(len(edges) + 1) * groups} cells are more than {FEWEST_ROWS} rows each allow.")
 
 
+def in_cells(
+    data: ClientData, request: Request, memory: Memory, what: str, groups: int = 1
+) -> tuple[DesignRows, Array]:
+    """Rows, and the cell of the request's grid that each leaves in; refused where cells are too narrow.
+
+    what: what is told of cells, "counts" or "sums".
+    """
+    edges, view = request.arrays["edges"], RowView(memory.chain, data.width)
+    check_cells(edges, request, groups)
+    check_grid(data, view.plan.outcome[0], what, edges)
+    rows = read(data, memory)
+    return rows, np.searchsorted(edges, times_of(rows)[0])
+
+
 @step(CELLS, over_rows=True, counts=("deaths", "censored"))
 def answer_cells(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows that die, and others that leave, in every cell of the grid, by group: (groups, cells).
 
     A group is a category, or a bin of x b where `bins` and `weight` are asked about.
     """
-    edges, groups, bins = request.arrays["edges"], int(request.note["groups"]), request.arrays.get("bins")
-    check_cells(edges, request, groups)
-    check_grid(data, asked_plan(memory.chain, data.width).outcome[0], "counts", edges)
+    groups, bins = int(request.note["groups"]), request.arrays.get("bins")
     if bins is not None and len(bins) >= MOST_BINS:
         raise DataError(f"a table of risks has at most {MOST_BINS} bins.")
-    standard, rows = arrays_of(memory.chain, STANDARD) or {}, read(data, memory)
-    time, event = times_of(rows)
-    group, counts = np.zeros(len(time), dtype=np.intp), np.zeros((2, groups, len(edges) + 1))
+    rows, cell = in_cells(data, request, memory, "counts", groups)
+    group = np.zeros(len(cell), dtype=np.intp)
     if bins is not None:
         group = np.searchsorted(bins, rows.x @ request.arrays["weight"] + rows.offset)
     elif groups > 1:
+        standard = RowView(memory.chain, data.width).arrays(STANDARD) or {}
         group = np.argmax(rows.x * standard["scale"] + standard["centre"], axis=1)
-    np.add.at(counts, (1 - event.astype(np.intp), group, np.searchsorted(edges, time)), 1.0)
+    counts = np.zeros((2, groups, len(request.arrays["edges"]) + 1))
+    np.add.at(counts, (1 - rows.outcome[1].astype(np.intp), group, cell), 1.0)
     return Term({"deaths": counts[0], "censored": counts[1]})
 
 
@@ -223,11 +240,9 @@ class KaplanMeier(StatisticMethod[SurvivalModel]):
         note = {"groups": len(groups), "rows": design.used}
         total = yield Ask(CELLS, note, {"edges": edges})
         _, times, deaths, censored = coarse(edges, total["deaths"], total["censored"])
-        model = SurvivalModel(
-            run.spec.features, {**design.outline(), "events": deaths.sum(), "grid": edges[0]}
-        )
-        model.groups, model.times, model.deaths = groups, times, deaths
-        model.at_risk = (deaths + censored)[:, ::-1].cumsum(axis=1)[:, ::-1]
+        known = {"groups": groups, "times": times, "deaths": deaths, "at_risk": from_here(deaths + censored)}
+        facts = {**design.outline(), "events": deaths.sum(), "grid": edges[0]}
+        model = SurvivalModel(run.spec.features, facts, **known)
         if self.by:
             model.facts["log_rank"] = dict(zip(("chi2", "degrees", "p"), model.logrank(), strict=True))
         model.facts["median"] = {name: number(model.median(g)) for g, name in enumerate(groups)}
