@@ -74,3 +74,12 @@ def test_words_for_missing_numbers_do_not_make_a_category_of_a_column(
     refused(fedsolve("glm", "cens ~ age", tmp_path / "odd.csv"), 2, "column 'age' is no number")
     described = document("describe", tmp_path / "odd.csv")
     assert "age" not in [line["column"] for line in described["table"]]
+
+
+def test_signs_for_missing_categories_are_no_level(files: list[Path], tmp_path: Path) -> None:
+    frame = table("gbsg2").copy()
+    frame.loc[::50, "tgrade"] = "."
+    frame.to_csv(tmp_path / "odd.csv", index=False)
+    told = document("glm", "cens ~ C(tgrade)", tmp_path / "odd.csv", "--family", "binomial")
+    assert [line["term"] for line in told["table"]] == ["Intercept", "C(tgrade)[T.II]", "C(tgrade)[T.III]"]
+    assert told["left_out"] == {"tgrade": 14}

@@ -136,10 +136,12 @@ def _risk_bins(design: Design, spread: Array, edges: Array) -> dict[str, Array]:
 
 
 def _proportional(newton: Newton, found: Mapping[str, Array]) -> dict[str, float]:
-    """P-values of the score test of x t, by column and for all."""
+    """P-values of the score test of x t, by column and for all; none where times of death do not differ."""
     kept = newton.design.kept
     first, score = newton.part(found["time_first"]), found["time_score"][kept]
     left = newton.part(found["time_second"]) - first @ newton.solved(first, found["curvature"])
+    if not np.all(np.diag(left) > 1e-12 * np.diag(newton.part(found["time_second"]))):
+        return {}
     names, single = np.array(newton.design.names)[kept].tolist(), chi2.sf(score**2 / np.diag(left), 1)
     values = dict(zip(names, single.tolist(), strict=True))
     return values | {"all": float(chi2.sf(score @ np.linalg.solve(left, score), len(score)))}

@@ -34,6 +34,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _GAPS = 4
 """Columns whose patterns of missing values are told: 16 patterns at most."""
 
+_WIDEST = 4.0
+"""Deviations that a bin has at most from which a quantile is told."""
+
 _FAR = 10.0
 """Deviations from the mean between which quantiles are looked for."""
 
@@ -246,7 +249,8 @@ class _Spread:
             share = (np.array(QUANTILES) * n - under) / np.maximum(over - under, 1)
             line: dict[str, Any] = {"column": name, "rows": n, "missing": missing[name], "mean": self.mean[k]}
             line["sd"] = self.deviation[k] * np.sqrt(n / max(n - 1, 1))
-            line["quantiles"] = low + np.clip(share, 0, 1) * (high - low)
+            found = low + np.clip(share, 0, 1) * (high - low)
+            line["quantiles"] = np.where(high - low <= _WIDEST * self.unit[k], found, np.nan)
             line |= {"within": high - low, "edges": self.edges[:own, k]}
             line["bins"] = np.diff(np.concatenate([[0], self.below[:own, k], [n]]))
             unknown = {"mean": None, "sd": None, "quantiles": [None] * len(QUANTILES)}

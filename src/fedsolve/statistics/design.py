@@ -221,7 +221,8 @@ def _read(data: ClientData, view: RowView) -> DesignRows:
     for rows, counted, lacking in view.frames(data, used):
         left_out += lacking
         weight = evaluate(weights, rows) if weights else counted
-        x, offset = planned.columns(rows, view.scales or None), planned.offset(rows)
+        with np.errstate(all="ignore"):  # what is no finite number is named below
+            x, offset = planned.columns(rows, view.scales or None), planned.offset(rows)
         parts.append((x, offset, weight, *(evaluate(each, rows) for each in planned.outcome)))
     x, offset, weight, *outcome = (np.concatenate(each) for each in zip(*parts, strict=True))
     if len(weight) and not weight.min() >= 0:

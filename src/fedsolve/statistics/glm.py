@@ -91,7 +91,8 @@ class GLM(LikelihoodMethod[GLMModel]):
         design = yield from survey(run)
         self._check_events(design)
         linear = (self.family, self.chosen_link) == ("gaussian", "identity")
-        newton, null = Newton(design, self._start(design), linear), None
+        ratios = self.chosen_link in ("logit", "probit", "cloglog", "log")
+        newton, null = Newton(design, self._start(design), linear, ratios), None
         estimated = FAMILIES[self.family].estimated
         while not newton.converged:
             total = yield Ask(STEP, {"phi": 1.0, "last": False}, {"weight": newton.trial()})

@@ -26,6 +26,8 @@ M = TypeVar("M", bound=Model)
 
 _NEARLY_FLAT = 1e-3
 _NEAR = 1e-4
+_FAR = 30.0
+"""No ratio is exp of this for a deviation of a column; where steps get there and go on, there is no maximum."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,13 @@ class Newton(Descent):
     """Newton steps on the negative log-likelihood of standard columns.
 
     curvature: the information at `weight` (columns, columns); first: that of the first point. quadratic:
-    whether one step reaches the maximum. dispersion: by what the curvature is divided, to be an information.
+    whether one step reaches the maximum. ratios: whether coefficients are logarithms of ratios, or nearly so.
+    dispersion: by what the curvature is divided, to be an information.
     """
 
-    def __init__(self, design: Design, start: Array, quadratic: bool = False) -> None:
+    def __init__(self, design: Design, start: Array, quadratic: bool = False, ratios: bool = True) -> None:
         super().__init__()
-        self.design, self.quadratic = design, quadratic
+        self.design, self.quadratic, self.ratios = design, quadratic, ratios
         self.weight = start
         self.gradient = self.towards = np.zeros_like(start)
         self.curvature = self.first = np.zeros((0, 0))
@@ -80,6 +83,8 @@ class Newton(Descent):
             self.converged = True
         elif ended:
             self.check_flat(_NEARLY_FLAT)
+            if self.ratios and np.any(far := (np.abs(self.weight) > _FAR) & ~self.design.intercept):
+                raise separated([names[k] for k in np.flatnonzero(far)[:3]])
             raise DivergenceError(
                 f"not converged after {self.gradients} steps: the last one is {self.length:.1e} standard "
                 f"errors long, the tolerance {method.tolerance:g}. It is longest for "

@@ -75,6 +75,9 @@ _WORDS_FOR_IT = ("unknown", "missing", "none", "n.a.", "nd", "n/d", "k.a.", "unb
 _ABSENT = frozenset((*_DASHES, *_ERRORS, *_SPECIAL, *_WORDS_FOR_IT))
 """Lower-case words for a missing number or date."""
 
+_NO_LEVEL = frozenset(("?", ".", "..", *_ERRORS, *_SPECIAL))
+"""Those that are no name of a category either."""
+
 _NO_DAY = re.compile(r"0000\D00\D00.*|00\D00\D0000.*|.*\b9999\b.*")
 """Dates of databases that stand for a missing one."""
 
@@ -254,6 +257,9 @@ def propose_columns(
     for name, parts in found.items():
         texts = np.concatenate(parts)
         look = _Look.at(name, texts)
+        if not look.counts:
+            columns.append(Column(name))
+            continue
         numbers = None if name in categories else _as_numbers(look, texts)
         dates = None if name in categories or numbers is not None else _as_dates(look, texts)
         if numbers is not None:
@@ -262,8 +268,12 @@ def propose_columns(
             columns.append(_date_column(*dates))
         elif name not in categories and len(look.counts) > _MANY_LABELS:
             columns.append(Column(name, "unused", remark=f"unused: {_many(look)}"))
-        elif look.counts:
-            columns.append(Column(name, "category", categories=tuple(look.distinct), remark=look.remark()))
+        else:
+            look = _Look.at(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
+            levels = tuple(look.distinct)
+            columns.append(
+                Column(name, "category", categories=levels, absent=look.absent, remark=look.remark())
+            )
     return tuple(columns)
 
 
