@@ -83,3 +83,15 @@ def test_signs_for_missing_categories_are_no_level(files: list[Path], tmp_path: 
     told = document("glm", "cens ~ C(tgrade)", tmp_path / "odd.csv", "--family", "binomial")
     assert [line["term"] for line in told["table"]] == ["Intercept", "C(tgrade)[T.II]", "C(tgrade)[T.III]"]
     assert told["left_out"] == {"tgrade": 14}
+
+
+def test_columns_without_values_and_names_with_spaces(files: list[Path], tmp_path: Path) -> None:
+    frame = table("gbsg2").rename(columns={"tsize": "size of it"}).assign(empty=None)
+    frame.to_csv(tmp_path / "odd.csv", index=False)
+    told = document("glm", "cens ~ age + `size of it`", tmp_path / "odd.csv", "--family", "binomial")
+    expected = document("glm", "cens ~ age + tsize", *files, "--family", "binomial")
+    near(told["log_likelihood"], expected["log_likelihood"], 1e-9)
+    gone = fedsolve("glm", "cens ~ empty", tmp_path / "odd.csv")
+    refused(gone, 2, "no row is complete: of 686 rows, values are missing of empty in 686")
+    lines = {line["column"]: line for line in document("describe", tmp_path / "odd.csv")["table"]}
+    assert lines["empty"]["missing"] == 686

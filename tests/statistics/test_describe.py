@@ -132,3 +132,9 @@ def test_secure_sums_describe_no_single_site():
     federation = fs.LocalFederation.from_arrays(features, labels, owners)
     with pytest.raises(fs.FedsolveError, match="tells each site's own sums, which secure sums hide"):
         fs.Describe(by="site").fit(fs.privacy.SecureFederation(federation))
+
+
+def test_of_few_rows_no_quantiles_are_told() -> None:
+    (line, *_) = Describe().fit(federation(rows().tail(6), 2)).records()
+    assert line["mean"] is not None
+    assert line["quantiles"] == [None] * len(QUANTILES)

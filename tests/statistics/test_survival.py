@@ -273,3 +273,21 @@ def test_a_grid_that_a_server_made_up_is_refused_at_the_site() -> None:
 
     with pytest.raises(DataError, match="500 cells are more than 10 rows each allow"):
         check_cells(np.arange(499.0), Request("survival-cells", 0, 0, (), {"rows": 686}))
+
+
+def dead(time: Any) -> Any:
+    """A federation of two sites where everybody dies at these times, after a number that orders them."""
+    x = np.random.default_rng(0).standard_normal(len(time))
+    frame = table("rossi").head(len(time))[["age"]].assign(x=np.sort(x)[::-1], week=time, arrest=1.0)
+    return federation(frame, np.arange(len(time)) % 2)
+
+
+def test_a_number_that_orders_all_deaths_is_named() -> None:
+    with pytest.raises(DataError, match="separation: the coefficient of 'x' grows without end"):
+        Cox("Surv(week, arrest) ~ x").fit(dead(np.arange(400.0)))
+
+
+def test_hazards_are_not_tested_where_times_do_not_differ() -> None:
+    model = Cox("Surv(week, arrest) ~ age").fit(dead(np.full(400, 3.0)))
+    assert model.facts["proportional_hazards"] == {}
+    assert np.isfinite(model.standard_error).all()

@@ -233,7 +233,8 @@ def _shown(rows: SiteRows, output: Output, words: str | None) -> Schema:
         return bool(found) and name != rows.client
 
     columns = propose_columns(rows.data, rows.dialect(), coded | {str(by)}, asked)
-    for name in re.findall(r"(?<![\w.'\"])([^\W\d]\w*)(?![\w(]|['\"])", words or ""):
+    bare = re.sub(r"`[^`]*`", "", words or "")
+    for name in re.findall(r"(?<![\w.'\"])([^\W\d]\w*)(?![\w(]|['\"])", bare):
         if name not in known and (guess := did_you_mean(name, known)):
             raise DataError(f"{rows.data[0]} has no column '{name}'.{guess}")
     if not columns:

@@ -76,7 +76,8 @@ class ColumnSummary(StatisticModel):
         if len(self.names) > 1:
             table = zip(self.names, self.tables["correlation"], strict=True)
             cells = [
-                (name, *(f"{v:.2f}" if np.isfinite(v) else "" for v in values)) for name, values in table
+                (name, *(f"{round(v, 2) + 0.0:.2f}" if np.isfinite(v) else "" for v in values))
+                for name, values in table
             ]
             parts.append(("Correlations", [("", *self.names), *cells]))
         if self.patterns:

@@ -27,7 +27,7 @@ M = TypeVar("M", bound=Model)
 _NEARLY_FLAT = 1e-3
 _NEAR = 1e-4
 _FAR = 30.0
-"""No ratio is exp of this for a deviation of a column; where steps get there and go on, there is no maximum."""
+"""Logarithms of ratios, for a deviation of a column: where steps go on beyond it, there is no maximum."""
 
 
 @dataclass(frozen=True)
