@@ -393,3 +393,11 @@ def test_a_run_resumes_at_any_exchange(tmp_path: Any) -> None:
         path.write_bytes(state)
         again = method.fit(rows, checkpoint=path, resume=True)
         assert again.to_bytes() == whole.to_bytes()
+
+
+def test_rates_take_no_more_exchanges_than_counts() -> None:
+    frame = table("affairs").assign(days=365.0 * table("affairs").yrs_married)
+    model = GLM("affairs ~ age", family="poisson", offset="log(days)").fit(federation(frame))
+    expected = smf.glm("affairs ~ age", frame, family=sm.families.Poisson(), offset=np.log(frame.days))
+    near(model.coefficient, expected.fit(tol=1e-14).params, 1e-8)
+    assert model.facts["exchanges"] <= 8

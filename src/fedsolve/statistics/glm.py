@@ -9,7 +9,7 @@ log-likelihood and, where asked for, what robust errors need: sum g gᵀ over ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -105,6 +105,9 @@ class GLM(LikelihoodMethod[GLMModel]):
                     )
                 newton.take(np.inf, slope, curvature)
                 continue
+            if np.any(np.abs(shift := self._shift(design, slope)) > 0.1):
+                newton.weight = newton.weight + shift
+                continue
             if self.family == "binomial" and total.count("wrong") == 0:
                 raise newton.runaway(newton.trial()[design.kept])
             if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
@@ -142,6 +145,16 @@ class GLM(LikelihoodMethod[GLMModel]):
         elif link.startswith("inverse"):
             raise DataError(f"the link '{link}' needs an intercept in the formula.")
         return point
+
+    def _shift(self, design: Design, slope: Array) -> Array:
+        """What the intercept of rates lacks for as many expected events as there are.
+
+        From a first point that an offset makes far too high, Newton's steps go down by about one each.
+        """
+        shift, events = np.zeros(len(slope)), float(design.seen["outcome"][0])
+        if (self.family, self.chosen_link) == ("poisson", "log") and design.plan.offsets:
+            shift[design.intercept] = np.log(events / (slope[design.intercept] + events))
+        return shift
 
     def _model(self, design: Design, newton: Newton, last: Total, null: float | None) -> GLMModel:
         estimated, kept = FAMILIES[self.family].estimated, int(design.kept.sum())
@@ -190,7 +203,7 @@ class GLM(LikelihoodMethod[GLMModel]):
 @step(STEP, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """At the coefficients of the request: deviance, Pearson's sum, gradient and information; at the end
-    instead of these two the log-likelihood and, for robust errors, sum g gᵀ over rows.
+    instead of these two the log-likelihood and, for robust errors, sum g gᵀ over rows or, by site, g gᵀ.
     """
     parameters, rows = memory.chain.opening["parameters"], read(data, memory)
     family, x, w, (y,) = FAMILIES[parameters["family"]], rows.x, rows.weight, rows.outcome
@@ -219,7 +232,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         if not invalid:
             check_weights(data, slopes**2 if last and parameters["robust"] else w * slope**2 / variance)
         if last and parameters["robust"]:
-            sums["meat"] = _gram(x, slopes**2)
+            clusters, g = parameters["robust"] == "cluster", slopes @ x
+            sums["meat"] = np.outer(g, g) if clusters else _gram(x, slopes**2)
     if invalid:  # without means that the family has there is nothing to sum; the server takes a shorter step
         sums = {name: np.zeros_like(array) for name, array in sums.items()}
     # Shares of several trials cannot be told apart by a rule, so they count as wrong.
@@ -234,10 +248,4 @@ def _gram(x: Array, weight: Array) -> Array:
     return np.asarray(0.5 * (found + found.T))
 
 
-@step(CLUSTERS)
-def answer_clusters(data: ClientData, request: Request, memory: Memory) -> Term:
-    """The same at the end, with the one g of this site."""
-    term = answer(data, request, memory)
-    slope = answer(data, replace(request, note={**request.note, "last": False}), memory).arrays["gradient"]
-    term.arrays["meat"] = np.outer(slope, slope)
-    return term
+step(CLUSTERS)(answer)  # of every site apart: rows that several sites bring together have no g of a site
