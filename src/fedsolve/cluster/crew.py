@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster: started, asked, and replaced when they are lost."""
+"""The workers of a Ray cluster: started and asked. Ray replaces those that are lost, and asks them again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 
 
 class WorkerLost(Exception):
-    """A worker ended, and no other took its place."""
+    """A worker ended once more than it is replaced, or sums were lost with one."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,9 @@ class Errand:
     """
 
     worker: int
-    generation: int
     lanes: Sequence[Lane]
     first: int | None = None
     catch_up_bytes: int = 0
-    again: int = 0
     report: CohortReport | WorkerLost | None = None
     sums: Any = None
 
@@ -94,17 +92,16 @@ class Crew:
         self.machines: list[str | None] = [*bound, *others][:count]
         self._gpus = gpu_share(having, count) if having else gpus or 0.0
         self._restarts = restarts
-        self._lost = [0] * count
-        self._generations = [0] * count
-        self._given_up: dict[int, WorkerLost] = {}
         self._told: dict[str, tuple[Any, ...]] = {}
+        self._sent_told = ray.put(self._told)
         file = None if partition is None else file_of(partition.features)
         mapped = None if file is None else FileStamp.of(file)
         if partition is not None and mapped is not None:
             partition = replace(partition, features=np.empty((0, partition.features.shape[1])))
         stored = ray.put(partition), mapped, ray.put(dict(files))
+        # Kept, for Ray makes lost workers of it again.
         self._given = [*stored, further, memory // count, scratch, device]
-        self._actors = [self._make(worker) for worker in range(count)]
+        self._actors = [self._make(machine) for machine in self.machines]
         self._wait_for_start()
 
     def __len__(self) -> int:
@@ -144,24 +141,27 @@ class Crew:
             return []
         return [(int(node.get("CPU", 0)), int(node["GPU"])) for node in having]
 
-    def _make(self, worker: int) -> Any:
-        machine = self.machines[worker]
+    def _make(self, machine: str | None) -> Any:
         options: dict[str, Any] = {
             "num_cpus": 1,
             "num_gpus": self._gpus,
-            "max_restarts": 0,
+            "max_restarts": self._restarts,
+            "max_task_retries": self._restarts,
             "runtime_env": {"env_vars": _ENVIRONMENT},
         }
         if machine is not None:
             options["resources"] = {f"node:{machine}": 0.001}
-        actor = self._ray.remote(Worker).options(**options).remote(*self._given)
-        for method, words in self._told.items():
-            getattr(actor, method).remote(*words)
-        return actor
+        return self._ray.remote(Worker).options(**options).remote(*self._given)
+
+    def _ask(self, worker: int, method: str, *words: Any, parts: int = 1) -> Any:
+        """A reference, or one for each part, to what this method of a worker gives."""
+        ask = self._actors[worker].informed.options(num_returns=parts)
+        return ask.remote(self._sent_told, method, *words)
 
     def _wait_for_start(self) -> None:
         try:
-            self._ray.get([actor.pid.remote() for actor in self._actors], timeout=_START_SECONDS)
+            pids = [self._ask(worker, "pid") for worker in range(len(self))]
+            self._ray.get(pids, timeout=_START_SECONDS)
         except self._ray.exceptions.GetTimeoutError as problem:
             has = {name: value for name, value in self._ray.cluster_resources().items() if ":" not in name}
             self.close()
@@ -175,53 +175,36 @@ class Crew:
             raise DataError(f"the workers cannot start: {_cause(problem)}") from problem
 
     def tell(self, method: str, *words: Any) -> None:
-        """Call this method of every worker, and of those that replace a lost one later."""
+        """Call this method of every worker, replaced or not, before it is asked for anything else."""
         self._told[method] = words
-        for actor in self._actors:
-            getattr(actor, method).remote(*words)
+        self._sent_told = self._ray.put(self._told)
 
     def pids(self) -> list[int]:
-        found = self._each("pid", dict.fromkeys(range(len(self._actors)), ()))
-        return [pid for pid in found.values() if not isinstance(pid, WorkerLost)]
+        asked = [self._ask(worker, "pid") for worker in range(len(self._actors))]
+        return [pid for pid in map(self._taken, asked) if not isinstance(pid, WorkerLost)]
 
     def look(self, names: Mapping[int, Sequence[str]], task: str) -> dict[str, Seen | str]:
         """What the clients' rows are, as the workers that have them see it, or why that is not known."""
-        found = self._each("look", {worker: (own, task) for worker, own in names.items()})
+        asked = {worker: self._ask(worker, "look", own, task) for worker, own in names.items()}
         seen: dict[str, Seen | str] = {}
-        for worker, own in found.items():
-            lost = isinstance(own, WorkerLost)
-            seen |= dict.fromkeys(names[worker], f"WorkerLost: {own}") if lost else own
+        for worker, reference in asked.items():
+            found = self._taken(reference)
+            lost = isinstance(found, WorkerLost)
+            seen |= dict.fromkeys(names[worker], f"WorkerLost: {found}") if lost else found
         return seen
 
-    def _each(self, method: str, words: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What this method of workers, or their replacements, gives; `WorkerLost` after too many losses."""
-
-        def ask(worker: int) -> tuple[int, Any]:
-            reference = getattr(self._actors[worker], method).remote(*words[worker])
-            return self._generations[worker], reference
-
-        found: dict[int, Any] = {}
-        asked = {worker: ask(worker) for worker in words}
-        while asked:
-            worker, given = next(iter(asked.items()))
-            found[worker] = self._taken(worker, *given)
-            if found[worker] is None:
-                asked[worker] = ask(worker)
-            else:
-                del asked[worker]
-        return found
-
-    def _taken(self, worker: int, generation: int, reference: Any) -> Any:
-        """What a worker gives; None where it was lost and replaced, `WorkerLost` after too many losses."""
+    def _taken(self, reference: Any) -> Any:
+        """What a worker gives; `WorkerLost` after too many losses."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as problem:
             raise CohortError(f"a worker failed: {_cause(problem)}") from problem
         except self._ray.exceptions.RayError as problem:
-            try:
-                return self._replace(worker, generation, problem)
-            except WorkerLost as lost:
-                return lost
+            often = "once" if self._restarts == 0 else f"{self._restarts + 1} times"
+            return WorkerLost(
+                f"its worker was lost {often} ({_cause(problem)}). Find the cause, such as too little "
+                "memory, and resume"
+            )
 
     def exchange(
         self, request: Request, chain: Chain, work: Mapping[int, Sequence[Sequence[Lane]]], places: int
@@ -234,23 +217,19 @@ class Crew:
             if errand.first not in sent:
                 assert errand.first is not None
                 sent[errand.first] = self._ray.put(request.starting_at(errand.first, chain))
-            answer = self._actors[errand.worker].answer.options(num_returns=2)
-            report, sums = answer.remote(sent[errand.first], errand.lanes, places)
+            report, sums = self._ask(
+                errand.worker, "answer", sent[errand.first], errand.lanes, places, parts=2
+            )
             asked[report] = replace(errand, sums=sums)
 
         for worker, packets in work.items():
             for lanes in packets:
-                ask(Errand(worker, self._generations[worker], lanes))
+                ask(Errand(worker, lanes))
         while asked:
             (reference,), _ = self._ray.wait(list(asked), num_returns=1)
             errand = asked.pop(reference)
-            report: CohortReport | Needs | WorkerLost | None
-            report = self._taken(errand.worker, errand.generation, reference)
-            if report is None:
-                ask(replace(errand, generation=self._generations[errand.worker], again=errand.again + 1))
-            elif isinstance(report, WorkerLost):
-                yield replace(errand, report=report, sums=None)
-            elif isinstance(report, Needs):
+            report: CohortReport | Needs | WorkerLost = self._taken(reference)
+            if isinstance(report, Needs):
                 if errand.first is not None and errand.first <= report.have:
                     raise CohortError(
                         f"a worker still lacks model blocks from {report.have} on after being sent them."
@@ -274,7 +253,7 @@ class Crew:
         sums = list(found.items())
 
         def meet(worker: int, parts: list[Any]) -> tuple[int, list[Any]]:
-            return worker, [self._actors[worker].join.remote(places, *parts)]
+            return worker, [self._ask(worker, "join", places, *parts)]
 
         try:
             sums = [meet(worker, parts) if len(parts) > 1 else (worker, parts) for worker, parts in sums]
@@ -293,24 +272,6 @@ class Crew:
             tree.add(*node)
         ((_, _, term),) = tree.nodes()
         return term
-
-    def _replace(self, worker: int, generation: int, problem: Exception) -> None:
-        """Replace a lost worker, unless it was lost too often."""
-        if worker in self._given_up:
-            raise self._given_up[worker]  # what else it was asked for is no further loss
-        if generation != self._generations[worker]:
-            return  # this was the loss of one that has been replaced already
-        self._lost[worker] += 1
-        if self._lost[worker] > self._restarts:
-            often = "once" if self._lost[worker] == 1 else f"{self._lost[worker]} times"
-            self._given_up[worker] = WorkerLost(
-                f"its worker was lost {often} ({_cause(problem)}). Find the cause, such as too little "
-                "memory, and resume"
-            )
-            raise self._given_up[worker]
-        self._ray.kill(self._actors[worker])
-        self._actors[worker] = self._make(worker)
-        self._generations[worker] += 1
 
     def close(self) -> None:
         if not self._ray.is_initialized():

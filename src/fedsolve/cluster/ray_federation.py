@@ -225,8 +225,6 @@ class RayFederation(Federation):
                 for seat in names:
                     report.lose(self._client(seat), Missing("absent", str(errand.report)))
             report.catch_up_bytes += errand.catch_up_bytes
-            if errand.again:
-                report.again |= dict.fromkeys(map(self._client, names), errand.again)
             told += len(names)
             if self.progress is not None:
                 self.progress(told, asked)
