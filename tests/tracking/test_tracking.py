@@ -245,7 +245,8 @@ class PretendedWandb:
 def test_wandb_is_told_the_same_and_stays_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     wandb, path = PretendedWandb(), tmp_path / "run"
-    with WandbTracker(wandb, "heads") as tracked:
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with WandbTracker("heads") as tracked:
         interrupted(tracked, path)
         model = METHOD.fit(federation(), path, resume=True, follow=tracked)
         tracked.scored({"accuracy": 0.5})

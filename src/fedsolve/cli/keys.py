@@ -15,7 +15,6 @@ from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Output, facts, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, Site, require_ciphers
-from fedsolve.pages.words import known
 
 _FILES = "The files"
 _SERVER = "The server"
@@ -213,14 +212,11 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     sites = list(held.registered.sites().values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
     others = list(held.roster.sites().values())
-    document = _server_facts(held) | {
-        "sites": _listed(sites),
-        "keys": _listed(own),
-        "roster": _listed(others),
-    }
+    document, lines = _server_facts(held)
+    document |= {"sites": _listed(sites), "keys": _listed(own), "roster": _listed(others)}
 
     def show(page: Console) -> None:
-        facts(page, _server_lines(held))
+        facts(page, lines)
         if held.server_certificate.exists():
             if (text := certificates.of_server(held).announced) is not None:
                 page.print(text)
@@ -238,7 +234,8 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
 
 
 def _tell_server(output: Output, held: Keys, advice: str) -> None:
-    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
+    document, lines = _server_facts(held)
+    output.result(document, [*lines, ("next", advice)])
 
 
 def _listed(sites: Sequence[Site]) -> list[dict[str, str]]:
@@ -249,28 +246,21 @@ def _sites_table(title: str, sites: Sequence[Site]) -> Table:
     return table((title, "fingerprint"), [(site.name, site.fingerprint) for site in sites], left=(0, 1))
 
 
-def _server_facts(held: Keys) -> dict[str, Any]:
-    authority = certificates.load_certificate(held.authority)
+def _server_facts(held: Keys) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What the folder holds of the server: as a document, and as lines."""
+    authority, fingerprint = certificates.of_authority(held), certificates.authority_fingerprint(held)
     told: dict[str, Any] = {
         "folder": held.folder,
-        "authority_valid_until": f"{authority.not_valid_after_utc:%Y-%m-%d}",
-        "authority_fingerprint": certificates.authority_fingerprint(held),
+        "authority_valid_until": f"{authority.until:%Y-%m-%d}",
+        "authority_fingerprint": fingerprint,
     }
-    if held.server_certificate.exists():
-        certificate = certificates.load_certificate(held.server_certificate)
-        told["valid_until"] = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-        told["hosts"] = certificates.certificate_hosts(certificate)
-    return told
-
-
-def _server_lines(held: Keys) -> list[tuple[str, str]]:
-    told = _server_facts(held)
-    return [
-        ("authority", f"{held.authority}, valid until {told['authority_valid_until']}"),
-        ("fingerprint", told["authority_fingerprint"]),
-        (
-            "server",
-            known(told.get("valid_until"), lambda day: f"{held.server_certificate}, valid until {day}"),
-        ),
-        ("hosts", ", ".join(told.get("hosts", ()))),
+    lines = [
+        ("authority", f"{held.authority}, valid until {authority.until:%Y-%m-%d}"),
+        ("fingerprint", fingerprint),
     ]
+    if held.server_certificate.exists():
+        hosts = certificates.certificate_hosts(certificates.load_certificate(held.server_certificate))
+        until = f"{certificates.of_server(held).until:%Y-%m-%d}"
+        told |= {"valid_until": until, "hosts": hosts}
+        lines += [("server", f"{held.server_certificate}, valid until {until}"), ("hosts", ", ".join(hosts))]
+    return told, lines

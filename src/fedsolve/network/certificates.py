@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -20,6 +20,19 @@ SERVER_DAYS = 398
 WARN_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Hosts in every server certificate: for trials on the server machine itself."""
+
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+"""What a key may be used for, in X.509."""
 
 _BEGINNING = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -92,14 +105,9 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
                 "For a new server certificate use 'fedsolve keys renew'; for a new federation another folder."
             )
     names = _alternative_names(hosts)
-    key = new_key()
-    name = _subject("fedsolve certificate authority")
-    certificate = (
-        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    key, name = new_key(), _subject("fedsolve certificate authority")
+    usage = "key_cert_sign", "crl_sign"
+    certificate = _signed(name, name, key.public_key(), key, usage, authority=True, days=AUTHORITY_DAYS)
     private_folder(keys.folder)
     write_private(keys.authority_key, _private_pem(key))
     container.write_atomically(keys.authority, _pem(certificate))
@@ -117,15 +125,15 @@ def renew_server(keys: Keys, hosts: Sequence[str] = (), days: int = SERVER_DAYS)
 def _issue(keys: Keys, names: x509.SubjectAlternativeName, days: int) -> None:
     """The server's key and certificate, signed by the authority; an old pair is replaced."""
     authority, signer = load_certificate(keys.authority), load_key(keys.authority_key)
-    key = new_key()
-    certificate = (
-        _certificate(_subject("fedsolve server"), authority.subject, key.public_key(), days, authority)
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage("digital_signature"), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False)
-        .sign(signer, hashes.SHA256())
+    key, subject = new_key(), _subject("fedsolve server")
+    more = [
+        names,
+        x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    ]
+    until = authority.not_valid_after_utc
+    certificate = _signed(
+        subject, authority.subject, key.public_key(), signer, more=more, days=days, until=until
     )
     write_private(keys.server_key, _private_pem(key), replace=True)
     container.write_atomically(keys.server_certificate, _pem(certificate))
@@ -136,31 +144,19 @@ def site_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
 
     The key is all it says: the server knows it from its list. It does not expire, and no clock need be right.
     """
-    public = key.public_key()
-    made = (
-        _certificate(_subject("fedsolve site"), _anchor_name(public), public)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage("digital_signature"), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    public, usage = key.public_key(), x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.CLIENT_AUTH])
+    made = _signed(_subject("fedsolve site"), _anchor_name(public), public, key, more=[usage])
     return _pem(made) + _private_pem(key)
 
 
 def anchors(pems: Iterable[bytes]) -> str:
     """For each public key a certificate that makes TLS trust what this key has signed."""
     # What is trusted is the key inside; nobody looks at who signed it.
-    signer, nobody = new_key(), _subject("fedsolve gate")
-    made = []
+    signer, nobody, made = new_key(), _subject("fedsolve gate"), b""
     for pem in pems:
         public = cast("ec.EllipticCurvePublicKey", serialization.load_pem_public_key(pem))
-        made.append(
-            _certificate(_anchor_name(public), nobody, public)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage("key_cert_sign"), critical=True)
-            .sign(signer, hashes.SHA256())
-        )
-    return b"".join(map(_pem, made)).decode()
+        made += _pem(_signed(_anchor_name(public), nobody, public, signer, ["key_cert_sign"], authority=True))
+    return made.decode()
 
 
 def public_pem(certificate: bytes) -> bytes:
@@ -172,12 +168,6 @@ def public_pem(certificate: bytes) -> bytes:
 def _anchor_name(key: ec.EllipticCurvePublicKey) -> x509.Name:
     """By what the certificates of a key are found: a digest of it."""
     return _subject(x509.SubjectKeyIdentifier.from_public_key(key).digest.hex())
-
-
-def _usage(*allowed: str) -> x509.KeyUsage:
-    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
-    every = f"{names} key_cert_sign crl_sign encipher_only decipher_only".split()
-    return x509.KeyUsage(**{name: name in allowed for name in every})
 
 
 def authority_fingerprint(keys: Keys) -> str:
@@ -258,33 +248,43 @@ def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(names)
 
 
-def _certificate(
+def _signed(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    usage: Collection[str] = ("digital_signature",),
+    *,
+    authority: bool = False,
+    more: Iterable[x509.ExtensionType] = (),
     days: int | None = None,
-    within: x509.Certificate | None = None,
-) -> x509.CertificateBuilder:
-    """A certificate to be signed, valid from an hour ago so that a slow clock does not refuse a new one.
+    until: datetime.datetime = _END,
+) -> x509.Certificate:
+    """A certificate, valid from an hour ago so that a slow clock does not refuse a new one.
 
-    days: None for one that is always valid.
+    usage: of `_USAGES`. days: None for one that is always valid; until: its end at the latest.
     """
     today = now().replace(microsecond=0)
     start, end = today - datetime.timedelta(hours=1), today + datetime.timedelta(days=days or 0)
     if days is None:
         start, end = _BEGINNING, _END
-    if within is not None:
-        end = min(end, within.not_valid_after_utc)
-    return (
+    allowed = x509.KeyUsage(**{name: name in usage for name in _USAGES})
+    limits = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    made = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(end)
+        .not_valid_after(min(end, until))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(limits, critical=True)
+        .add_extension(allowed, critical=True)
     )
+    for extension in more:
+        made = made.add_extension(extension, critical=False)
+    return made.sign(signer, hashes.SHA256())
 
 
 def _subject(name: str) -> x509.Name:

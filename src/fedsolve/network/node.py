@@ -11,7 +11,7 @@ import queue
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ class SiteNode:
 
     def _stay(self, client: GateClient, once: bool) -> None:
         """Be there: say hello, hand over the messages that come, and begin anew when the server was away."""
-        pause, announced = _FIRST_PAUSE, ""
+        pauses, announced = _pauses(), ""
         while not self._stopped.is_set():
             try:
                 try:
@@ -138,7 +138,7 @@ class SiteNode:
                     if text := gate_client.clocks_apart(client.clock):
                         self._tell(f"warning: {text}")
                     self._connected(client.certificate)
-                    pause, announced = _FIRST_PAUSE, ""
+                    pauses, announced = _pauses(), ""
                     self._fetch(client)
                 except Exception as problem:
                     raise self._explained(problem) from problem
@@ -149,8 +149,7 @@ class SiteNode:
                 if str(problem) != announced and not self._stopped.is_set():
                     announced = str(problem)
                     self._tell(f"{problem} Trying again.")
-                self._stopped.wait(pause)
-                pause = min(_LONGEST_PAUSE, pause * 1.5)
+                self._stopped.wait(next(pauses))
             except Exception as problem:
                 self._come.put(problem)
                 return
@@ -181,8 +180,7 @@ class SiteNode:
 
     def _bring(self, client: GateClient, message: str, parcel: Parcel) -> None:
         """Bring an answer, again where the connection breaks; the other thread makes a new one."""
-        pause = _FIRST_PAUSE
-        while True:
+        for pause in _pauses():
             try:
                 client.answer(message, parcel)
                 return
@@ -199,7 +197,6 @@ class SiteNode:
                 return
             if self._stopped.wait(pause):
                 return
-            pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def _explained(self, problem: Exception) -> Exception:
         """The problem as one that a person understands: worth trying again, or not."""
@@ -224,6 +221,14 @@ class SiteNode:
         if isinstance(problem, httpx.HTTPError | OSError):
             return _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).")
         return problem
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds to wait before trying again: longer each time, up to some seconds."""
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
 class _Lost(Exception):

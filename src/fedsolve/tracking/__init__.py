@@ -6,17 +6,19 @@ Each is a `Follower` of what happens anyway; the packages are imported when a tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 
 from fedsolve.errors import DataError, did_you_mean
+from fedsolve.tracking.mlflow_runs import MLflowTracker
+from fedsolve.tracking.tensorboard_events import TensorBoardTracker
 from fedsolve.tracking.tracked_runs import Tracker
+from fedsolve.tracking.wandb_runs import WandbTracker
 
-KINDS = {
-    "tensorboard": ("DIR", "fedsolve.tracking.tensorboard_events"),
-    "mlflow": ("URI", "fedsolve.tracking.mlflow_runs"),
-    "wandb": ("PROJECT", "fedsolve.tracking.wandb_runs"),
+KINDS: dict[str, tuple[str, Callable[[str], Tracker]]] = {
+    "tensorboard": ("DIR", TensorBoardTracker),
+    "mlflow": ("URI", MLflowTracker),
+    "wandb": ("PROJECT", WandbTracker),
 }
-"""The trackers: what stands for a place in their addresses, and the module whose `open_store` makes one."""
+"""The trackers: what stands for a place in their addresses, and what opens the store there."""
 
 ADDRESSES = ", ".join(f"{kind}:{place}" for kind, (place, _) in KINDS.items())
 
@@ -34,8 +36,7 @@ def tracker(address: str) -> Tracker:
     kind, colon, place = address.partition(":")
     if kind not in KINDS:
         raise DataError(f"'{address}' names no tracker; known are {ADDRESSES}.{did_you_mean(kind, KINDS)}")
-    wanted, module = KINDS[kind]
+    wanted, opened = KINDS[kind]
     if not (colon and place.strip()):
         raise DataError(f"'{address}' does not say where to; write {kind}:{wanted}.")
-    open_store: Callable[[str], Tracker] = import_module(module).open_store
-    return open_store(place)
+    return opened(place)

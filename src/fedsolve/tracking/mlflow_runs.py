@@ -30,23 +30,19 @@ _SETTINGS = {
 """Defaults for the environment: no telemetry, and short waits for a server."""
 
 
-def open_store(place: str) -> MLflowTracker:
-    """A tracker that writes to the tracking store of this address, once the store has answered."""
-    if "://" not in place:
-        raise DataError(f"mlflow:{place}: '{place}' is no address of a tracking store. {_ADDRESS}")
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    mlflow = require("mlflow", "mlflow", "mlflow:URI")
-    with explained(f"mlflow:{place} cannot be used", _ADDRESS), _quiet():
-        client = mlflow.MlflowClient(place)
-        client.search_experiments(max_results=1)
-    return MLflowTracker(client, f"mlflow:{place}")
-
-
 class MLflowTracker(Tracker):
-    def __init__(self, client: Any, address: str) -> None:
-        super().__init__(address)
-        self._client = client
+    """Writes to the tracking store of an address, once the store has answered."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"mlflow:{place}")
+        if "://" not in place:
+            raise DataError(f"{self.address}: '{place}' is no address of a tracking store. {_ADDRESS}")
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        mlflow = require("mlflow", "mlflow", "mlflow:URI")
+        with explained(f"{self.address} cannot be used", _ADDRESS), _quiet():
+            self._client = mlflow.MlflowClient(place)
+            self._client.search_experiments(max_results=1)
         self._entities = require("mlflow.entities", "mlflow", "mlflow:URI")
         self._run = ""
 

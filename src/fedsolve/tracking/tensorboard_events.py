@@ -17,22 +17,16 @@ from fedsolve.tracking.tracked_runs import Tracker
 _NEEDS = "tensorboard", "tensorboard:DIR"
 
 
-def open_store(place: str) -> TensorBoardTracker:
-    """A tracker that writes below the folder `place`, which is created if needed."""
-    folder = Path(place).expanduser()
-    with explained(f"tensorboard:{place}", "Name a folder that can be written to.", kinds=OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        (trial := folder / ".fedsolve").touch()
-        trial.unlink()
-    return TensorBoardTracker(folder)
-
-
 class TensorBoardTracker(Tracker):
-    """Writes below `folder`; look at it with `tensorboard --logdir FOLDER`."""
+    """Writes below the folder `place`, made if needed; look at it with `tensorboard --logdir FOLDER`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"tensorboard:{folder}")
-        self.folder = folder
+    def __init__(self, place: str) -> None:
+        super().__init__(f"tensorboard:{place}")
+        self.folder = Path(place).expanduser()
+        with explained(self.address, "Name a folder that can be written to.", kinds=OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (trial := self.folder / ".fedsolve").touch()
+            trial.unlink()
         self._writers = require("tensorboard.summary.writer.event_file_writer", *_NEEDS)
         self._events = require("tensorboard.compat.proto.event_pb2", *_NEEDS)
         self._summaries = require("tensorboard.compat.proto.summary_pb2", *_NEEDS)

@@ -14,23 +14,18 @@ _FORBIDDEN = r"/\#?%:"
 """What a project's name must not have."""
 
 
-def open_store(place: str) -> WandbTracker:
-    """A tracker that writes runs of the project `place` below ./wandb, or WANDB_DIR."""
-    if found := re.search(rf"[{re.escape(_FORBIDDEN)}]", place):
-        told = f"wandb:{place}: the name of a project must not have '{found[0]}'."
-        raise DataError(f"{told} Write wandb:PROJECT, with letters, digits, '-' and '_'.")
-    return WandbTracker(require("wandb", "wandb", "wandb:PROJECT"), place)
-
-
 class WandbTracker(Tracker):
-    """Writes by the package `wandb`, offline unless WANDB_MODE says otherwise.
+    """Writes runs of a project below ./wandb, or WANDB_DIR; offline unless WANDB_MODE says otherwise.
 
     A resumed training is written again into a new run, since offline runs cannot be read back.
     """
 
-    def __init__(self, wandb: Any, project: str) -> None:
+    def __init__(self, project: str) -> None:
         super().__init__(f"wandb:{project}")
-        self._wandb, self._project = wandb, project
+        if found := re.search(rf"[{re.escape(_FORBIDDEN)}]", project):
+            told = f"{self.address}: the name of a project must not have '{found[0]}'."
+            raise DataError(f"{told} Write wandb:PROJECT, with letters, digits, '-' and '_'.")
+        self._wandb, self._project = require("wandb", "wandb", "wandb:PROJECT"), project
         self._run: Any = None
         self._how = COMPLETE
 

@@ -8,6 +8,7 @@ Lines contain no control characters, so text from others cannot control a termin
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -126,10 +127,8 @@ def begin(process: str, level: int = logging.INFO) -> None:
 _STRAY = "fedsolve.printed"
 
 
-class _Stray:
+class _Stray(io.TextIOBase):
     """A stream that logs what is printed, line by line."""
-
-    encoding = "utf-8"
 
     def __init__(self) -> None:
         self._rest = ""
@@ -140,12 +139,6 @@ class _Stray:
             if each.strip():
                 logging.getLogger(_STRAY).info("%s", each)
         return len(text)
-
-    def flush(self) -> None:
-        """Nothing: a line is written when it is complete."""
-
-    def isatty(self) -> bool:
-        return False
 
     def fileno(self) -> int:
         return 2

@@ -244,12 +244,11 @@ def test_only_the_key_of_a_registered_site_passes(
 
 def test_a_registered_site_cannot_lend_its_name(deployment: Deployment, keys: Keys, tmp_path: Path) -> None:
     """A certificate that a registered key has signed for another key: TLS takes it, the gate does not."""
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
 
     lent, south = certificates.new_key(), security.load_client_key(keys, "south")
-    made = certificates._certificate(
-        certificates._subject("north"), certificates._anchor_name(south.public_key()), lent.public_key()
-    ).sign(south, hashes.SHA256())
+    issuer = certificates._anchor_name(south.public_key())
+    made = certificates._signed(certificates._subject("north"), issuer, lent.public_key(), south)
     file = tmp_path / "lent.pem"
     file.write_bytes(
         made.public_bytes(serialization.Encoding.PEM)
