@@ -103,7 +103,7 @@ def test_a_file_stands_for_features_only_as_a_whole(tmp_path: Path):
 @pytest.mark.parametrize("told", [True, False], ids=["by inode", "by content"])
 def test_another_file_under_the_path_does_not_stand_for_features(tmp_path: Path, monkeypatch, told: bool):
     if not told:
-        monkeypatch.setattr(row_file, "_mapped_files", _not_told)
+        monkeypatch.setattr(row_file, "_mapped_file", _not_told)
     path = tmp_path / "features.npy"
     np.save(path, np.arange(40.0).reshape(20, 2))
     mapped = np.load(path, mmap_mode="r")
@@ -116,7 +116,7 @@ def test_another_file_under_the_path_does_not_stand_for_features(tmp_path: Path,
     assert file_of(mapped) is None
 
 
-def _not_told() -> None:
+def _not_told(array: object) -> None:
     raise FileNotFoundError("/proc/self/maps")
 
 

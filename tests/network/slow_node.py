@@ -29,7 +29,7 @@ def main() -> None:
 
     held, rows = Keys(keys), np.load(data)
     site = Slow(name, fs.ClientData(rows["x"], rows["y"]))
-    SiteNode(site, Connection(server, held.authority, held.client_key(name)), state=Path(state)).serve()
+    SiteNode(site, Connection(server, held.authority, held.client_key(name))).serve()
 
 
 if __name__ == "__main__":

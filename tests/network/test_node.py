@@ -13,6 +13,7 @@ import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network import node as node_module
 from fedsolve.network.answering import Answerer
+from fedsolve.network.calls import SITE
 from fedsolve.network.gate_client import Refused
 from fedsolve.network.node import Connection, SiteNode
 
@@ -76,9 +77,9 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> SiteNode:
+def node() -> SiteNode:
     site = Answerer("north", fs.ClientData(np.zeros((2, 3)), np.array([0, 1])))
-    return SiteNode(site, Connection("127.0.0.1:1", insecure=True), state=tmp_path, tell=told.append)
+    return SiteNode(site, Connection("127.0.0.1:1", insecure=True), tell=told.append)
 
 
 def serve(node: SiteNode, monkeypatch, **problems: Exception) -> PretendedGate:
@@ -166,11 +167,11 @@ def test_what_may_mend_itself_is_tried_again(node, monkeypatch, call, problem):
     assert any("Trying again" in text for text in told)
 
 
-def test_without_keys_it_is_known_by_a_mark_that_stays(node, tmp_path):
-    mark = node._mark()
-    assert (tmp_path / "node-id").read_text() == mark == node._mark()
-    (tmp_path / "node-id").write_bytes(b"\xff\x00damaged")
-    assert node._mark() != mark
+def test_without_keys_it_is_known_by_its_name(node):
+    again = SiteNode(node._answerer, Connection("127.0.0.1:1", insecure=True))
+    marks = {each._client()._http.headers[SITE] for each in (node, again)}
+    assert len(marks) == 1
+    assert len(marks.pop()) == 32
 
 
 def test_keys_and_insecure_exclude_each_other():

@@ -124,7 +124,7 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
     from fedsolve.network.node import SiteNode
 
     expiry = _expiry(site, output)
-    node = SiteNode(made, connection, state=site.folder, tell=output.note, connected=expiry)
+    node = SiteNode(made, connection, tell=output.note, connected=expiry)
     diary.on_over = node.stop if site.once else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):

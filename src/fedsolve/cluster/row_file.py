@@ -118,24 +118,17 @@ def file_of(features: Any) -> str | None:
 def _same_file(one: np.memmap[Any, Any], other: np.memmap[Any, Any]) -> bool:
     """Whether two arrays of one shape are maps of one file, or at least of equal ones."""
     try:
-        files = _mapped_files()
+        return _mapped_file(one) == _mapped_file(other)
     except OSError:  # a system that does not tell
         blocks = [slice(start, start + _ROWS) for start in range(0, len(one), _ROWS)]
         return all(one[block].tobytes() == other[block].tobytes() for block in blocks)
 
-    def identity(array: np.memmap[Any, Any]) -> tuple[str, str] | None:
-        address = array.ctypes.data
-        return next((found for first, last, found in files if first <= address < last), None)
 
-    found = identity(one)
-    return found is not None and found == identity(other)
-
-
-def _mapped_files() -> list[tuple[int, int, tuple[str, str]]]:
-    """Address ranges that this process has mapped, with the device and inode of each."""
-    spans = []
+def _mapped_file(array: np.memmap[Any, Any]) -> tuple[str, str]:
+    """Device and inode of the file that is mapped where this array lies."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         span, _, _, device, inode = line.split()[:5]
         first, last = (int(end, 16) for end in span.split("-"))
-        spans.append((first, last, (device, inode)))
-    return spans
+        if first <= array.ctypes.data < last:
+            return device, inode
+    raise OSError("no file is mapped there")

@@ -418,8 +418,9 @@ class GateServer(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: Any = None) -> None:
+        self._door.listen()
+        self._mailbox.open()  # before anybody is let in, and told of
         await super().startup(sockets)
-        self._mailbox.open()
         threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
         watches = self._mailbox.keep_watch(), self._door.keep_time(), self._keep_parent(), self._report()
         self._tasks = [asyncio.create_task(watch) for watch in watches]

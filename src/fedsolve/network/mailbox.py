@@ -98,19 +98,15 @@ class Mailbox:
     """Messages and answers in files of `folder`; `tell` tells the server what happens. For one event loop."""
 
     def __init__(self, folder: Path, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.folder = folder
-        self._open, self._early = tell, list[dict[str, Any]]()
-        self._tell: Callable[[dict[str, Any]], None] = self._early.append
+        self.folder, self._tell = folder, tell
         self._holes: dict[str, Pigeonhole] = {}
         self._by_number: dict[int, Pigeonhole] = {}
         self._told: dict[str, float] = {}
         self._closed = False
 
     def open(self) -> None:
-        """Sites may connect. Of those that have done so already nothing was told yet: this comes first."""
-        self._tell = self._open
-        for event in ({"is": "open"}, *self._early):
-            self._tell(event)
+        """Tell the server that sites may connect."""
+        self._tell({"is": "open"})
 
     def close(self) -> None:
         """Let nobody wait any more."""

@@ -6,9 +6,9 @@ another computes. The site opens no port, and runs nothing but the fedsolve that
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
-import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsolve import container
 from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network import gate_client, require_network
@@ -31,7 +30,6 @@ from fedsolve.network.security import site_key
 _log = logging.getLogger("fedsolve")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
-_MARK = re.compile(r"[0-9a-f]{32}")
 
 _FINAL = (OTHER_WIRE, REPLACED, UNREGISTERED)
 """Reasons of a refusal that trying again does not mend."""
@@ -61,17 +59,13 @@ class Connection:
 
 
 class SiteNode:
-    """Connects, answers until stopped, and connects again when the server was away.
-
-    state: folder that remembers which site this was, for a server without keys; with keys, they tell.
-    """
+    """Connects, answers until stopped, and connects again when the server was away."""
 
     def __init__(
         self,
         answerer: Answerer | Proposing,
         connection: Connection,
         *,
-        state: Path | None = None,
         tell: Callable[[str], None] | None = None,
         connected: Callable[[Validity | None], None] | None = None,
         largest: int = LARGEST,
@@ -80,7 +74,6 @@ class SiteNode:
         require_network()
         self._answerer, self._connection, self._largest = answerer, connection, largest
         self._connected, self._tell = connected or (lambda shown: None), tell or (lambda text: None)
-        self._remembered = None if state is None else state / "node-id"
         self._stopped = threading.Event()
         self._key = None if connection.key is None else site_key(connection.key)
         self._process = secrets.token_hex(16)
@@ -111,19 +104,9 @@ class SiteNode:
 
     def _client(self) -> GateClient:
         authority = self._connection.authority
-        site = self._mark() if self._key is None else ""
+        # Without keys a site is known by its name, also when it starts anew.
+        site = "" if self._key is not None else hashlib.sha256(self._answerer.name.encode()).hexdigest()[:32]
         return GateClient(self._connection.address, authority, self._key, site, self._process)
-
-    def _mark(self) -> str:
-        """By what a server without keys knows this site, also when it starts anew."""
-        mark = secrets.token_hex(16)
-        if self._remembered is not None:
-            kept = self._remembered.read_bytes() if self._remembered.exists() else b""
-            known = kept.decode("ascii", "replace").strip()
-            if _MARK.fullmatch(known):  # else it is damaged, and as good as none
-                return known
-            container.write_atomically(self._remembered, mark.encode())
-        return mark
 
     # -- the thread that keeps the connection ----------------------------------------------------
 
