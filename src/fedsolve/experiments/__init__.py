@@ -11,7 +11,7 @@ metrics       every metric: name, label, unit, direction, format, who measures i
 observations  a run's cells as models read at a depth, for tables, figures and findings alike
 result_tables mean and standard error over seeds, paired tests; as Markdown and LaTeX
 findings      what the numbers say, in sentences; `report_page`: all of it as one HTML page
-run_figures   the figures of a run; `charts`: how a figure follows from the points of observations
+run_figures   the figures of a run, of `run_charts`; `charts`: how a figure follows from observations
 digits_demo   the experiments of `fedsolve demo`
 papers        the numbers printed in the papers' tables
 

@@ -161,7 +161,8 @@ def reshuffled(model: APFLModel, rows: ExperimentRows, owners: Array, seed: int)
 def panels(counts: Array, found: Sequence[Observation]) -> list[Panel]:
     """Who owns which digit, and accuracy over the number of blocks."""
     from fedsolve.experiments.charts import chart_plots  # drawing takes a second to load
-    from fedsolve.experiments.run_figures import curves, owners_panel
+    from fedsolve.experiments.run_charts import curves
+    from fedsolve.experiments.run_figures import owners_panel
 
     charts = [chart for chart in curves(found) if chart.name == "depth"]
     depth = [panel for chart in charts for plot in chart_plots(chart, found) for panel in plot.panels]
