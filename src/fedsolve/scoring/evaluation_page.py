@@ -57,12 +57,17 @@ _IMPORTANCE = "Columns by importance: what is lost when a column is replaced by 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table with a sentence over it; all columns but `left` are flush right."""
+    """A table with a sentence over it; all columns but `left` are flush right.
+
+    fold: words under which a page folds it away. shares: how dark a page shows the cells after the first.
+    """
 
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = (0,)
+    fold: str = ""
+    shares: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)
@@ -135,17 +140,13 @@ class EvaluationReport:
             tables[f"groups {label}".strip()] = group_table(groups, label)
         return tables
 
-    def details(self) -> dict[str, TextTable]:
-        """The tables of each label by itself, by what is said over them."""
-        return {
-            f"{label}: {words}": one
+    def details(self) -> list[TextTable]:
+        """The tables of each label by itself, for a page."""
+        return [
+            replace(one, fold=f"{label}: {one.fold or name}")
             for label, found in self._labels.items()
-            for words, one in zip(
-                ("precision, recall and F1", "confusion", "measures", "numbers of the calibration figure"),
-                evaluation_tables(found, self.limits.get(label)).values(),
-                strict=True,
-            )
-        }
+            for name, one in evaluation_tables(found, self.limits.get(label)).items()
+        ]
 
     def plots(self) -> Iterator[Plot]:
         """All figures."""
@@ -193,7 +194,8 @@ def _importance_table(important: Sequence[Importance], found: Found, label: str 
         )
         for one in important[:SHOWN_COLUMNS]
     ]
-    return TextTable(f"{label}: {_IMPORTANCE}" if label else _IMPORTANCE, ("column", *heads), rows)
+    fold = f"The numbers of the importance figure: {label}".removesuffix(": ")
+    return TextTable(f"{label}: {_IMPORTANCE}" if label else _IMPORTANCE, ("column", *heads), rows, fold=fold)
 
 
 def label_tables(found: LabelsEvaluation, limits: Mapping[str, Threshold]) -> dict[str, TextTable]:
@@ -223,7 +225,7 @@ def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
         cells = ("{from:.6g} to {to:.6g}", "{rows:,}", "{mean:+.4g}", "{deviation:.4g}")
         lines, heads = _lines(found.residuals, *cells), ("prediction", "rows", "mean", "deviation")
         title = "Residuals (truth less prediction) by the prediction, in bins of at least ten rows."
-        tables["residuals"] = TextTable(title, heads, lines)
+        tables["residuals"] = TextTable(title, heads, lines, fold="The numbers of the residual figure")
     return tables
 
 
@@ -263,6 +265,7 @@ def evaluation_tables(found: Evaluation, limit: Threshold | None = None) -> dict
             f"Calibration: the predicted {_of_what(found)}, and the observed share.",
             ("probability", "rows", "predicted", "observed"),
             _lines(found.calibration_table, *cells),
+            fold="The numbers of the calibration figure",
         ),
     }
 
@@ -282,7 +285,8 @@ def class_table(confusion: Confusion) -> TextTable:
         )
         for i in order
     ]
-    return TextTable(title, ("class", "precision", "recall", "F1", "rows"), rows)
+    heads = ("class", "precision", "recall", "F1", "rows")
+    return TextTable(title, heads, rows, fold="Precision, recall and F1")
 
 
 def confusion_table(confusion: Confusion) -> TextTable:
@@ -302,17 +306,17 @@ def confusion_table(confusion: Confusion) -> TextTable:
         names = [f"{index} {name}" for index, name in enumerate(names)]
     cells = [[f"{count}" if count else "·" for count in line] for line in confusion.counts]
     title = "Confusion: true class down, predicted class across; a dot is zero."
-    return TextTable(title, ("", *heads), [(name, *line) for name, line in zip(names, cells, strict=True)])
+    lines = [(name, *line) for name, line in zip(names, cells, strict=True)]
+    shares = confusion.counts / np.maximum(1, confusion.support)[:, None]
+    return TextTable(title, ("", *heads), lines, shares=shares.tolist())
 
 
 def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts: Iterable[str]) -> str:
     """The page as the text of an HTML file; equal evaluations give equal bytes."""
     from fedsolve.pages.svg import inline_svg  # drawing takes a second to load
 
-    shares = None
-    found, tables = shown.found, shown.tables()
-    if "confusion" in tables and isinstance(found, Evaluation) and len(found.classes) <= SHOWN_CLASSES:
-        shares = (found.confusion / np.maximum(1, found.confusion.sum(axis=1, keepdims=True))).tolist()
+    tables = shown.tables()
+    measures = tables.pop("measures")
     return render(
         "evaluation.html",
         kind="evaluation",
@@ -322,9 +326,9 @@ def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts
         about=about,
         lede=shown.lede,
         doubts=list(doubts),
-        tables=tables,
-        details=shown.details(),
-        shares=shares,
+        measures=measures,
+        tables=sorted([*tables.values(), *shown.details()], key=lambda table: bool(table.fold)),
+        numbers=isinstance(shown.found, RegressionEvaluation),
         figures=[
             {
                 "title": plot.title,
@@ -460,23 +464,19 @@ def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
 
 def _group_plot(groups: Grouped) -> Plot:
     """The measures of every group side by side."""
-    from fedsolve.pages.plots import Axis, Panel, Plot, Series
-
     first = next(iter(groups.found.values()))
     known = first.intervals | first.rate_intervals
     wanted = [name for name in SHORT if name in known and name not in ("ece", "observed_share")]
     wanted = [name for name in wanted if name != "auc" or len(wanted) < 3]  # three panels can be read
-    labels = [_name(group) for group in groups.found]
-    panels = []
+    labels, places = [_name(group) for group in groups.found], tuple(map(float, range(len(groups.found))))
+    caption, plots = f"Measures by {groups.by}; bars are 95 % intervals.", []
     for name in wanted:
         values = np.array([(one.measures() | one.rates)[name] for one in groups.found.values()])
         pairs = np.array([(one.intervals | one.rate_intervals)[name] for one in groups.found.values()])
-        places = tuple(map(float, range(len(labels))))
         bars = (tuple(np.maximum(0, np.abs(values - side)).tolist()) for side in pairs.T)
-        series = Series("", 0, places, tuple(values.tolist()), *bars)
-        panels.append(Panel([series], Axis.of("", labels), Axis(SHORT[name]), kind="rows"))
-    caption = f"Measures by {groups.by}; bars are 95 % intervals."
-    return Plot("groups", f"By {groups.by}", caption, caption, panels)
+        line = ("", 0, places, tuple(values.tolist()), *bars)
+        plots.append(_plot("groups", f"By {groups.by}", caption, line, x=labels, y=SHORT[name], kind="rows"))
+    return replace(plots[0], panels=[plot.panels[0] for plot in plots])
 
 
 def _spread(found: Evaluation, place: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
