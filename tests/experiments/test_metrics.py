@@ -50,7 +50,6 @@ def test_a_new_metric_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "%",
         "down",
         "hundredths",
-        "every method",
         read=lambda cell, depth: 1 - cell["measures"]["pooled"],
         ranked=True,
     )
@@ -75,7 +74,6 @@ def test_every_metric_says_what_it_is() -> None:
     for key, metric in METRICS.items():
         assert metric.key == key
         assert metric.label
-        assert metric.measured
         assert metric.unit in ("%", "points", "MB", "s", "")
         assert metric.unit != "%" or metric.label.endswith("(%)")
         assert metric.direction or key == "selected"

@@ -7,7 +7,7 @@ trials        a cell with its rows dealt, and the protocol of what runs on it
 cells         one cell: a partition, a method and a seed in, scores, costs and rounds (`outcomes`) out
 runner        run the missing cells of an experiment
 run_folder    the folder of a run: `load_run(folder)` gives its experiment and its finished cells
-metrics       every metric: name, label, unit, direction, format, who measures it
+metrics       every metric: name, label, unit, direction, format
 observations  a run's cells as models read at a depth, for tables, figures and findings alike
 result_tables mean and standard error over seeds, paired tests; as Markdown and LaTeX
 findings      what the numbers say, in sentences; `report_page`: all of it as one HTML page

@@ -1,5 +1,6 @@
-"""Every metric in one table: what it is called, its unit and direction, how it is written, who measures it;
-and the labels of axes, their values and parameters.
+"""Every metric in one table: what it is called, its unit and direction, how it is written.
+
+Also the labels of axes, their values and parameters.
 
 Tables, figures, findings, the report and the terminal look here, so that a new metric is one entry.
 """
@@ -7,7 +8,7 @@ Tables, figures, findings, the report and the terminal look here, so that a new 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +33,6 @@ class Metric:
     unit:     what stands behind the number in a sentence.
     better:   whether more is better, or less; None where neither is.
     form:     how its numbers are written.
-    measured: which cells have it.
     read:     where a cell keeps it; among its `measures` under the same name unless given.
     ranked:   whether the report marks the best one in bold.
     """
@@ -42,7 +42,6 @@ class Metric:
     unit: str
     better: Literal["up", "down"] | None
     form: Form
-    measured: str
     read: Read | None = None
     ranked: bool = False
 
@@ -112,46 +111,34 @@ def _separability(part: str, ratio: str) -> Read:
     return read
 
 
-_EVERY = "every method"
-_LAYERED = "layered closed forms, with `separability` under [measure]"
-_ROUNDS = "gradient methods"
-_LOOKED_AT = "gradient methods, with `representation` under [measure]"
-_LOCAL = "every method, with `local` under [measure]"
-_PERSONAL = "personalised methods, with `local` under [measure]"
-_TABLE = "the table"
-
-
-def _table() -> Iterator[Metric]:
-    yield Metric("test", "test accuracy (%)", "%", "up", "hundredths", _EVERY, per_layer("accuracy"), True)
-    trained = per_layer("train_accuracy")
-    yield Metric("train", "training accuracy (%)", "%", "up", "hundredths", _EVERY, trained, True)
-    yield Metric("seconds", "seconds", "s", "down", "time", _EVERY, per_layer("seconds"))
-    yield Metric("relative_seconds", "seconds, baseline = 1", "", "down", "time", _TABLE)
-    yield Metric("exchanges", "exchanges", "", "down", "count", _EVERY, per_layer("exchanges"))
-    yield Metric("megabytes", "MB", "MB", "down", "count", _EVERY, _traffic)
-    yield Metric("megabytes_up", "MB up", "MB", "down", "count", _EVERY, per_layer("bytes_up"))
-    yield Metric("megabytes_down", "MB down", "MB", "down", "count", _EVERY, per_layer("bytes_down"))
-    yield Metric("risk", "risk", "", "down", "number", "closed forms", _risk)
-    for part, rows in (("train", "training"), ("test", "test")):
-        for ratio in ("csr", "ifs", "dm"):
-            read, label = _separability(part, ratio), f"{rows} {ratio.upper()}"
-            yield Metric(f"{part}_{ratio}", label, "", "down", "number", _LAYERED, read)
-    yield Metric("deviation", "deviation", "", "down", "power", "the aggregation law")
-    yield Metric("drift", "drift H", "", "down", "number", _ROUNDS)
-    yield Metric("best_round", "best round (%)", "%", "up", "hundredths", _ROUNDS)
-    yield Metric("tail_rounds", "last tenth of the rounds (%)", "%", "up", "hundredths", _ROUNDS)
-    yield Metric("intra", "distance within classes", "", "down", "number", _LOOKED_AT)
-    yield Metric("inter", "distance between classes", "", "up", "number", _LOOKED_AT)
-    yield Metric("ratio", "between / within classes", "", "up", "number", _LOOKED_AT)
-    yield Metric("selected", "share of the choices (%)", "%", None, "hundredths", _TABLE)
-    worst = "accuracy of the worst tenth of the clients (%)"
-    yield Metric("worst_decile", worst, "%", "up", "hundredths", _LOCAL)
-    shared, alone = "gain over the shared model (points)", "gain over each client alone (points)"
-    yield Metric("gain_shared", shared, "points", "up", "hundredths", _PERSONAL)
-    yield Metric("gain_alone", alone, "points", "up", "hundredths", _PERSONAL)
-
-
-METRICS: dict[str, Metric] = {metric.key: metric for metric in _table()}
+_METRICS = (
+    Metric("test", "test accuracy (%)", "%", "up", "hundredths", per_layer("accuracy"), True),
+    Metric("train", "training accuracy (%)", "%", "up", "hundredths", per_layer("train_accuracy"), True),
+    Metric("seconds", "seconds", "s", "down", "time", per_layer("seconds")),
+    Metric("relative_seconds", "seconds, baseline = 1", "", "down", "time"),
+    Metric("exchanges", "exchanges", "", "down", "count", per_layer("exchanges")),
+    Metric("megabytes", "MB", "MB", "down", "count", _traffic),
+    Metric("megabytes_up", "MB up", "MB", "down", "count", per_layer("bytes_up")),
+    Metric("megabytes_down", "MB down", "MB", "down", "count", per_layer("bytes_down")),
+    Metric("risk", "risk", "", "down", "number", _risk),
+    *(
+        Metric(f"{part}_{ratio}", f"{rows} {ratio.upper()}", "", "down", "number", _separability(part, ratio))
+        for part, rows in (("train", "training"), ("test", "test"))
+        for ratio in ("csr", "ifs", "dm")
+    ),
+    Metric("deviation", "deviation", "", "down", "power"),
+    Metric("drift", "drift H", "", "down", "number"),
+    Metric("best_round", "best round (%)", "%", "up", "hundredths"),
+    Metric("tail_rounds", "last tenth of the rounds (%)", "%", "up", "hundredths"),
+    Metric("intra", "distance within classes", "", "down", "number"),
+    Metric("inter", "distance between classes", "", "up", "number"),
+    Metric("ratio", "between / within classes", "", "up", "number"),
+    Metric("selected", "share of the choices (%)", "%", None, "hundredths"),
+    Metric("worst_decile", "accuracy of the worst tenth of the clients (%)", "%", "up", "hundredths"),
+    Metric("gain_shared", "gain over the shared model (points)", "points", "up", "hundredths"),
+    Metric("gain_alone", "gain over each client alone (points)", "points", "up", "hundredths"),
+)
+METRICS = {metric.key: metric for metric in _METRICS}
 
 
 _SIGNS = {

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedsolve import container
 from fedsolve.container import locked
@@ -31,7 +28,7 @@ from fedsolve.version import __version__
 class CellProgress:
     """The progress of a run: finished cells (including those found at the start) of all, and the current one.
 
-    seconds_left: estimated from finished cells of the same method; None before the first.
+    seconds_left: estimated from the cells that this run finished; None before the first.
     """
 
     done: int
@@ -89,30 +86,26 @@ def run_experiment(
         )
         journal = Journal(folder)
         tally.damaged = journal.damaged
-        pace = _Pace(cells)
         for cell in cells:
 
             def tick(remark: str, cell: Cell = cell) -> None:
                 if progress is not None:
                     done = tally.found + tally.ran
-                    progress(CellProgress(done, tally.total, str(cell), remark, pace.left()))
+                    left = tally.seconds / tally.ran * (tally.total - done) if tally.ran else None
+                    progress(CellProgress(done, tally.total, str(cell), remark, left))
 
             rows = source(cell.source, cell.seed, tick)
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
                 tally.found += 1
-                pace.finish(cell)
             elif lacking(cell.method.algorithm) is not None:
                 tally.left_out[cell.method.name] = tally.left_out.get(cell.method.name, 0) + 1
-                pace.finish(cell)
             else:
                 tick("")
-                before = time.perf_counter()
                 heard = Within(follow, str(cell), _about(experiment, cell))
                 outcome = train_cell(cell, rows, workers, tick, heard).values
                 journal.append(record_of(experiment, cell, key, rows, outcome))
                 tally.ran += 1
-                pace.finish(cell, time.perf_counter() - before)
             tally.seconds = time.perf_counter() - started
     return tally
 
@@ -195,27 +188,3 @@ def _gpu(device: str) -> dict[str, str]:
 
     place = find_device(device)
     return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
-
-
-class _Pace:
-    """Estimates the time left: cells of one method on one dataset take about the same time."""
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._waiting = Counter(map(self._group, cells))
-        self._seen: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-
-    def finish(self, cell: Cell, seconds: float | None = None) -> None:
-        """Count a cell as done. seconds: how long it took; None if it was not run."""
-        self._waiting[self._group(cell)] -= 1
-        if seconds is not None:
-            self._seen[self._group(cell)].append(seconds)
-
-    def left(self) -> float | None:
-        seen = [seconds for group in self._seen.values() for seconds in group]
-        if not seen:
-            return None
-        return sum(float(np.mean(self._seen.get(of) or seen)) * count for of, count in self._waiting.items())
-
-    @staticmethod
-    def _group(cell: Cell) -> tuple[Any, ...]:
-        return cell.dataset.name, cell.method.name, *map(str, cell.grid.values())

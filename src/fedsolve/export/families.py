@@ -41,19 +41,25 @@ _ESTIMATES: dict[type[Model], Writer] = {}
 _REPRESENTATIONS: dict[type[Model], Layers] = {}
 
 
-def writes(*kinds: type[Model]) -> Callable[[W], W]:
-    """Decorator: the function writes the scores of models of these very classes."""
-    return _entering(_SCORES, kinds)
+def _entering(writers: dict[type[Model], Any]) -> Callable[..., Callable[[W], W]]:
+    """A decorator of a function that writes something of models of these very classes."""
+
+    def of(*kinds: type[Model]) -> Callable[[W], W]:
+        def enter(writer: W) -> W:
+            writers.update(dict.fromkeys(kinds, writer))
+            return writer
+
+        return enter
+
+    return of
 
 
-def writes_estimates(*kinds: type[Model]) -> Callable[[W], W]:
-    """Decorator: the function writes `Model.estimates`, of scores, where they are not the scores."""
-    return _entering(_ESTIMATES, kinds)
-
-
-def writes_representation(*kinds: type[Model]) -> Callable[[W], W]:
-    """Decorator: the function writes `transform` of prepared rows."""
-    return _entering(_REPRESENTATIONS, kinds)
+writes = _entering(_SCORES)
+"""Decorator: the function writes the scores of models of these very classes."""
+writes_estimates = _entering(_ESTIMATES)
+"""The same for `Model.estimates`, of scores, where they are not the scores."""
+writes_representation = _entering(_REPRESENTATIONS)
+"""The same for `transform` of prepared rows."""
 
 
 def scores(graph: OnnxGraph, model: Model, rows: Value) -> Any:
@@ -79,14 +85,6 @@ def estimates(graph: OnnxGraph, model: Model, found: Value) -> Any:
             "nothing says how to write them (fedsolve.export.writes_estimates)."
         )
     return found
-
-
-def _entering(writers: dict[type[Model], Any], kinds: tuple[type[Model], ...]) -> Callable[[W], W]:
-    def enter(writer: W) -> W:
-        writers.update(dict.fromkeys(kinds, writer))
-        return writer
-
-    return enter
 
 
 # -- the closed forms ------------------------------------------------------------------------------

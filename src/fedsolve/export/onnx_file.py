@@ -169,36 +169,26 @@ def register_converters() -> None:
     Doubles go in where the pipeline's inputs are DoubleTensorType, and probabilities are then those of
     `predict_proba` to 1e-9; with FloatTensorType, to 1e-5 as far as the steps before keep their digits.
     """
-    from fedsolve import estimators  # scikit-learn takes longer to import than all the rest
+    from sklearn.base import (  # scikit-learn takes longer to import than all the rest
+        ClassifierMixin,
+        RegressorMixin,
+    )
+
+    from fedsolve import estimators
 
     skl2onnx = require("skl2onnx", *_NEEDS)
     shapes = require("skl2onnx.common.shape_calculator", *_NEEDS)
-    known: list[tuple[list[Any], Any, dict[str, Any]]] = [
-        (
-            [
-                estimators.AFLClassifier,
-                estimators.AutoClassifier,
-                estimators.DeepAFLClassifier,
-                estimators.KernelAFLClassifier,
-                estimators.SoftmaxClassifier,
-            ],
-            shapes.calculate_linear_classifier_output_shapes,
-            {"convert_fct": _classifier, "options": _OPTIONS},
-        ),
-        (
-            [
-                estimators.AFLRegressor,
-                estimators.AutoRegressor,
-                estimators.DeepAFLRegressor,
-                estimators.KernelAFLRegressor,
-            ],
-            shapes.calculate_linear_regressor_output_shapes,
-            {"convert_fct": _regressor},
-        ),
-    ]
-    for kinds, shape, how in known:
-        for kind in kinds:
-            skl2onnx.update_registered_converter(kind, f"Fedsolve{kind.__name__}", shape, **how)
+    for name, kind in vars(estimators).items():
+        if getattr(kind, "__module__", "") != estimators.__name__:
+            continue
+        if issubclass(kind, ClassifierMixin):
+            shape, convert = shapes.calculate_linear_classifier_output_shapes, _classifier
+            options: dict[str, Any] = {"options": _OPTIONS}
+        elif issubclass(kind, RegressorMixin):
+            shape, convert, options = shapes.calculate_linear_regressor_output_shapes, _regressor, {}
+        else:
+            continue
+        skl2onnx.update_registered_converter(kind, f"Fedsolve{name}", shape, convert, **options)
 
 
 def _classifier(scope: Any, operator: Any, container: Any) -> None:
