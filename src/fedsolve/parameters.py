@@ -248,14 +248,12 @@ def _types(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...], bool]:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file holds."""
     from fedsolve import container
 
     return parse_toml(container.read(path), str(path))
 
 
 def parse_toml(text: bytes, what: str) -> dict[str, Any]:
-    """What a text in TOML holds."""
     try:
         return tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:

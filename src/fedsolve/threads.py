@@ -52,7 +52,6 @@ def several_threads() -> bool:
 
 
 def usable_cores() -> int:
-    """Cores this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every platform

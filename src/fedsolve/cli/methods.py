@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any, Literal
 
@@ -75,23 +76,18 @@ def described(key: str) -> dict[str, Any]:
     """What a user wants to know of a method before choosing it, as JSON can hold it."""
     info = next(info for info in registry.methods() if info.key == key)
     method: Any = registry.method_class(key)
-    gradient = is_gradient(key)
+    gradient, takes_feedback = is_gradient(key), False
+    if gradient:  # by the method's own checks
+        with suppress(DataError):
+            method(network="mlp", feedback="lowest")
+            takes_feedback = True
     return info.as_dict() | {
         "family": "gradient" if gradient else "closed-form",
-        "feedback_alignment": gradient and _takes_feedback(method),
+        "feedback_alignment": takes_feedback,
         "keeps_state": gradient and method.keeps_state,
         "needs": [EXTRA] if gradient else [],
         "available": not gradient or importlib.util.find_spec("torch") is not None,
     }
-
-
-def _takes_feedback(method: Any) -> bool:
-    """Whether the method's own checks let feedback alignment pass."""
-    try:
-        method(network="mlp", feedback="lowest")
-    except DataError:
-        return False
-    return True
 
 
 def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -117,27 +113,24 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def parameter_page() -> str:
     """The page, one table for each group of parameters."""
-    tables = (
-        "\n".join([f"## {title}\n", _COLUMNS, *map(_row, descriptions), ""])
-        for title, descriptions in all_groups().items()
-    )
-    return "\n".join([_HEAD, *tables]).rstrip()
+    lines = [_HEAD]
+    for title, descriptions in all_groups().items():
+        lines += [f"## {title}\n", _COLUMNS, *map(_row, descriptions), ""]
+    return "\n".join(lines).rstrip()
 
 
 def parameter_lists() -> dict[str, list[dict[str, Any]]]:
-    return {
-        title: [
-            {
-                "name": each.name,
-                "option": each.option,
-                "value": each.rule,
-                "default": None if each.default is MISSING else each.default,
-                "help": each.help,
-            }
-            for each in descriptions
-        ]
-        for title, descriptions in all_groups().items()
-    }
+    def told(one: Description) -> dict[str, Any]:
+        default = None if one.default is MISSING else one.default
+        return {
+            "name": one.name,
+            "option": one.option,
+            "value": one.rule,
+            "default": default,
+            "help": one.help,
+        }
+
+    return {title: [*map(told, descriptions)] for title, descriptions in all_groups().items()}
 
 
 def _row(description: Description) -> str:

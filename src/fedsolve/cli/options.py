@@ -110,7 +110,7 @@ class Options:
         """The flags, among these options, that a person wrote: on the command line or in the options file."""
         known = described(type(self))
         written = (Source.COMMAND_LINE, Source.FILE)
-        return [known[name].option.partition("/")[0] for name in names if self.source(name) in written]
+        return [known[name].option.partition("/")[0] for name in names if self.sources.get(name) in written]
 
     def from_model(self, **values: Any) -> Self:
         """The same options with these values, which the model gives."""

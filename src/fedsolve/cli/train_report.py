@@ -143,25 +143,21 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
     """Candidates with their marks on the rows held out; an arrow at the one that was taken."""
-    rows = [
-        (
-            "->" if one["chosen"] else "",
-            one["method"],
-            ", ".join(
-                f"{n.replace('_', ' ')} {one['settings'][n]}" for n in _TELLING if n in one["settings"]
-            ),
-            known(one["layers"]),
-            known(one["errors"], lambda share: percent(1.0 - share)),
-            known(one["loss"], "{:.4f}"),
-            known(one["exchanges"]),
-            known(one["numbers"], "{:,}"),
-            one["left_out"],
-        )
+    settings = [
+        ", ".join(f"{n.replace('_', ' ')} {one['settings'][n]}" for n in _TELLING if n in one["settings"])
         for one in tried
     ]
-    heads = ["", "tried", "settings", "layers", "held out", "squared error"]
-    heads += ["exchanges", "numbers", "left out"]
-    used = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    picked = [[row[place] for place in used] for row in rows]
-    left = [used.index(place) for place in (0, 1, 2, 8) if place in used]
-    return table([heads[place] for place in used], picked, left=left)
+    columns = {
+        "": ["->" if one["chosen"] else "" for one in tried],
+        "tried": [one["method"] for one in tried],
+        "settings": settings,
+        "layers": [known(one["layers"]) for one in tried],
+        "held out": [known(one["errors"], lambda share: percent(1.0 - share)) for one in tried],
+        "squared error": [known(one["loss"], "{:.4f}") for one in tried],
+        "exchanges": [known(one["exchanges"]) for one in tried],
+        "numbers": [known(one["numbers"], "{:,}") for one in tried],
+        "left out": [one["left_out"] for one in tried],
+    }
+    used = {head: cells for head, cells in columns.items() if any(cells)}
+    left = [place for place, head in enumerate(used) if head in ("", "tried", "settings", "left out")]
+    return table([*used], [*zip(*used.values(), strict=True)], left=left)

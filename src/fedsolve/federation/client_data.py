@@ -199,10 +199,8 @@ def joined(parts: Sequence[ClientData]) -> ClientData:
     """The rows of several clients of one schema, copied, one client after the other."""
     weights = None
     if any(part.weights is not None for part in parts):
-        each = [part.own_weights() for part in parts]
-        weights = np.concatenate(
-            [np.ones(len(part)) if own is None else own for part, own in zip(parts, each, strict=True)]
-        )
+        own = (np.ones(len(part)) if part.weights is None else part.own_weights() for part in parts)
+        weights = np.concatenate([*own])
     return ClientData(
         np.concatenate([part.features(slice(None), None) for part in parts]),
         np.concatenate([part.own_labels() for part in parts]),

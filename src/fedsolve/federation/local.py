@@ -131,7 +131,6 @@ class LocalFederation(Members, Federation):
         return made
 
     def client_rows(self) -> dict[str, int]:
-        """How many rows each client has."""
         return {name: self.rows(name) for name in self.clients}
 
     def describe(self) -> Spec:

@@ -48,7 +48,6 @@ class PartitionedRows:
 
     @cached_property
     def held(self) -> dict[str, Held]:
-        """What each client holds."""
         return {name: held_by(self.rows(client, client)) for name, client in self.places.items()}
 
     def size(self, client: int) -> int:
@@ -207,11 +206,9 @@ class Members:
             participant.keep_states(folder)
 
     def device_of(self, name: str) -> str:
-        """Where a client computes."""
         return self.made[name].memory.device if name in self.made else self._device or "cpu"
 
     def rows(self, name: str) -> int:
-        """How many rows a client has."""
         client = self._unmade.get(name)
         if client is None:
             return len(self.made[name].data)

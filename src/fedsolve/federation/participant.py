@@ -93,7 +93,6 @@ class Memory:
 
     @property
     def kernels(self) -> Kernels:
-        """The kernels of the participant's device."""
         return kernels_on(self.device)
 
 
@@ -303,7 +302,6 @@ class Participant:
         self._channels[channel] = answer
 
     def reply(self, channel: str, letter: bytes) -> bytes:
-        """What this participant answers to a letter."""
         if channel not in self._channels:
             raise TermError(f"'{self.name}' takes no letters of the kind '{channel}'.")
         return self._channels[channel](letter)

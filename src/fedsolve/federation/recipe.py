@@ -275,11 +275,9 @@ class StagedRun(Run[M]):
 
     @property
     def expected(self) -> int:
-        """How many it is likely to take."""
         return len(self.history) - len(self.run.history) + self.run.expected + self._later
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
-        """What to ask next, and whom among those present; None when the model is complete."""
         while True:
             try:
                 asked = self.run.request(clients)
@@ -295,7 +293,6 @@ class StagedRun(Run[M]):
             self._next()
 
     def absorb(self, total: Total) -> None:
-        """Take the answer to the last request."""
         done, failed = len(self.run.history), None
         try:
             self.run.absorb(total)
@@ -309,7 +306,6 @@ class StagedRun(Run[M]):
             self._leave_off(failed)
 
     def model(self) -> M:
-        """The finished model."""
         model: M = self.described(self.run.model())
         model.history, model.tried = tuple(self.history), self.tried
         found: dict[str, Any] = {**self.calibrations}
