@@ -38,14 +38,7 @@ _KINDS = {int: "a whole number", float: "a finite number", bool: "true or false"
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """What `parameter` states of a field; what it leaves out is taken from the base class.
-
-    help:         a sentence for help pages. group: the title it stands under there.
-    least, above: the smallest number allowed, or one that it must exceed; most, below: the same upwards.
-    choices:      the words allowed, where the type cannot list them.
-    flag:         its option, if not --NAME (for true or false: --ON/--OFF). also: another spelling of it.
-    metavar:      what stands for the value on help pages. none: what None means there.
-    """
+    """What `parameter` states of a field; what it leaves out is taken from the base class."""
 
     help: str = ""
     least: float | None = None
@@ -61,7 +54,14 @@ class Parameter:
 
 
 def parameter(default: T, help: str = "", **stated: Any) -> T:
-    """A dataclass field with the description of a parameter; stated: the other fields of `Parameter`."""
+    """A dataclass field with the description of a parameter.
+
+    help:         a sentence for help pages. group: the title it stands under there.
+    least, above: the smallest number allowed, or one that it must exceed; most, below: the same upwards.
+    choices:      the words allowed, where the type cannot list them.
+    flag:         its option, if not --NAME (for true or false: --ON/--OFF). also: another spelling of it.
+    metavar:      what stands for the value on help pages. none: what None means there.
+    """
     made: T = field(default=default, metadata={_KEY: Parameter(help=help, **stated)})
     return made
 
