@@ -77,7 +77,7 @@ def another_machine(monkeypatch: pytest.MonkeyPatch, change: Callable[[Block], B
     honest = Run.add
 
     def add(self: Run[Any], block: Block) -> Block:
-        here = meaning._JUDGE.get() is None
+        here = meaning.JUDGE.get() is None
         return honest(self, change(block) if here and "left" in block.arrays else block)
 
     monkeypatch.setattr(Run, "add", add)
