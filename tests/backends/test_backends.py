@@ -17,7 +17,7 @@ from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.blas import add_product, factor_in_place
 from fedsolve.backends.devices import resolve, triton_works
 from fedsolve.backends.torch_kernels import TorchKernels
-from fedsolve.closedform import deepafl_client
+from fedsolve.closedform import sums
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection
 from fedsolve.closedform.solvers import ridge_solve, sandwich_solve
@@ -350,9 +350,7 @@ def test_without_triton_projections_come_from_the_host(monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 def test_clients_of_a_device_answer_with_one_set_of_products(device, monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(
-        deepafl_client, "chunks", lambda rows, *more: asked.append(rows) or chunks(rows, *more)
-    )
+    monkeypatch.setattr(sums, "chunks", lambda rows, *more: asked.append(rows) or chunks(rows, *more))
     monkeypatch.setattr(TorchKernels, "budget", lambda self, granted: 1 << 30)  # torch:cpu places none else
     whole = federation(device)
     whole.place_rows()

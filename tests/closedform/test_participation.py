@@ -355,7 +355,7 @@ def test_a_pass_that_fails_is_done_again(data, owners, exchange, monkeypatch):
     broken = federation.participants[3]
     while (request := run.request(federation.clients)) is not None:
         with monkeypatch.context() as patch:
-            patch.setattr("fedsolve.closedform.deepafl_layers.LayerFeatures.commit", out_of_memory)
+            patch.setattr("fedsolve.closedform.deepafl_client.LayerFeatures.commit", out_of_memory)
             with pytest.raises(MemoryError):
                 ask(broken, request, run.chain)
         run.absorb(federation.exchange(request, run.chain))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.closedform.deepafl_layers import LayerFeatures
+from fedsolve.closedform.deepafl_client import LayerFeatures
 from fedsolve.federation.cohort import RunningSum
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, Participant, Workspace, step

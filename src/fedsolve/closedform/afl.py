@@ -26,7 +26,6 @@ from fedsolve.closedform.sums import (
     Accumulator,
     cached_rows,
     check_sums,
-    chunks,
     preparation_block,
     preparation_in,
     solve_moments,
@@ -203,25 +202,18 @@ def answer_products(data: ClientData, request: Request, memory: Memory) -> Term:
 
     Where asked for, also the rows of each class that count at all.
     """
-    kernels, intercept = memory.kernels, request.note["intercept"]
-    sums = Accumulator(memory.workspace, np.float64, kernels)
-    rows = cached_rows(data, memory, np.float64, kernels)
-    width = rows.width
-    sums.declare_level(width, rows.outputs)
-    if intercept:
-        for name, size in (("weight", 1), ("feature", width), ("target", rows.outputs)):
-            sums.declare(name, (size,))
-    for span in chunks(len(rows), width, kernels):
+    sums = Accumulator(memory.workspace, np.float64, memory.kernels)
+    rows = cached_rows(data, memory, np.float64, memory.kernels)
+    for span in rows.spans():
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
         sums.add_level(features, targets)
-        if intercept:
+        if request.note["intercept"]:
             root = rows.ones(span)
             sums.add("weight", (root**2).sum(axis=0))
             sums.add("feature", (root.T @ features)[0])
             sums.add("target", (root.T @ targets)[0])
-    term = sums.finish()
-    term.counts["rows"] = len(data)
+    term = sums.finish(rows=len(data))
     weights = data.own_weights()
     if request.note.get("counted"):
         term.counts["counted"] = len(data) if weights is None else int(np.count_nonzero(weights))

@@ -28,7 +28,7 @@ from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_model, check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_sums, chunks
+from fedsolve.closedform.sums import Accumulator, cached_rows, check_sums
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
@@ -177,10 +177,7 @@ def answer_cascade(data: ClientData, request: Request, memory: Memory) -> Term:
         kernels.array(block.arrays["weight"]) for block in memory.chain.blocks if "layer" in block.note
     ]
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    sums.declare_level(method.width, rows.outputs)
-    for span in chunks(len(rows), method.width, kernels):
+    for span in rows.spans(method.width):
         *_, phi = stages(method, rows.features(span), classifiers, rows.outputs)
         sums.add_level(rows.weighted(span, phi), rows.weighted(span, rows.targets(span)))
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    return term
+    return sums.finish(rows=len(rows))

@@ -27,9 +27,8 @@ from fedsolve.arrays import Array, check_classes, check_rows
 from fedsolve.backends import kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, block_of, blocks_of
-from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
-from fedsolve.closedform.predictors import DeepModel
+from fedsolve.closedform.predictors import DeepModel, Network
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
 from fedsolve.closedform.sums import MOMENTS, preparation_block, preparation_in, solve_moments

@@ -1,20 +1,33 @@
 """DeepAFL on the client's side: one pass over the rows answers any request of the server.
 
-The server's side, with the paper and its symbols, is `deepafl`.
+The server's side, with the paper and its symbols, is `deepafl`. Phi lives in memory while it fits the
+participant's budget and in a mapped temporary file otherwise; the hidden features F are kept between
+exchanges only if they fit as well. What is kept can always be rebuilt from the blocks.
 """
 
 from __future__ import annotations
 
-from fedsolve.backends import NUMPY
-from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
+import tempfile
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.backends import NUMPY, Kernels, host, kernels_of
+from fedsolve.closedform.predictors import Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.sums import Accumulator, cached_rows, chunks
+from fedsolve.closedform.sums import Accumulator, Rows, cached_rows
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term
-from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.participant import ClientData, Memory, Workspace, step
 
 KIND = "deepafl"
+
+_KNOWN = {
+    *("gram", "cross", "label_square", "anchor", "step_feature", "step_cross", "step_gram"),
+    *("hidden_gram", "hidden_residual", "hidden_feature", "hidden_cross", "hidden_initial"),
+}
+"""Statistics that a request may ask for."""
 
 
 @step(KIND, over_rows=True)
@@ -27,11 +40,12 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
     network, rows, workspace = features.network, features.rows, memory.workspace
     added = layer_blocks(memory.chain)
     ask, goal = set(request.note["ask"]), request.step
+    if unknown := ask - _KNOWN:
+        raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
     if goal != len(added):
         raise TermError(f"the request is for layer {goal}, but the model so far has {len(added)} blocks.")
     kernels = rows.kernels
     sums = Accumulator(workspace, network.precision, kernels)
-    _declare(sums, ask, network, rows.outputs)
     weight = None if "weight" not in request.arrays else kernels.array(request.arrays["weight"])
     tracks = weight is not None and request.note["track"] and rows.codes is not None
     correct = 0
@@ -40,7 +54,7 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
     start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
     blocks = [block_of(block, network.precision) for block in added[max(start, 0) :]]
     passed = [block and block.on(kernels) for block in blocks]
-    for span in chunks(len(rows), network.width, kernels):
+    for span in rows.spans(network.width):
         targets = rows.weighted(span, rows.targets(span))
         current = features.start(span) if start < 0 else features.load(span)
         for layer, block in enumerate(passed, max(start, 0)):
@@ -76,34 +90,8 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
     if kernels is not NUMPY and ahead < features.layers and network.projection == "random":
         network.draw(ahead, kernels)  # a device makes the next projection while the server solves
 
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    if tracks:
-        term.counts |= {"correct": correct, "tracked": len(rows)}
-    return term
-
-
-def _declare(sums: Accumulator, ask: set[str], network: Network, outputs: int) -> None:
-    wide, deep, rank = network.width, network.hidden_width, min(network.width, outputs)
-    shapes: dict[str, tuple[int, ...]] = {
-        "gram": (wide, wide),
-        "cross": (wide, outputs),
-        "label_square": (outputs,),
-        "hidden_gram": (deep, deep),
-        "hidden_residual": (deep, outputs),
-        "hidden_feature": (deep, wide),
-        "hidden_cross": (deep, outputs),
-        "hidden_initial": (deep, wide),
-        "anchor": (wide, wide),
-        "step_feature": (wide, rank),
-        "step_cross": (rank, outputs),
-        "step_gram": (rank, rank),
-    }
-    unknown = ask - shapes.keys()
-    if unknown:
-        raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
-    for name in sorted(ask):
-        sums.declare(name, shapes[name], symmetric=name.endswith("gram"))
+    tracked = {"correct": correct, "tracked": len(rows)} if tracks else {}
+    return sums.finish(rows=len(rows), **tracked)
 
 
 def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
@@ -137,3 +125,107 @@ def block_of(block: Block, precision: str) -> Sandwich | None:
     if not block.arrays:
         return None
     return Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))
+
+
+class LayerFeatures:
+    """Phi (rows, width) of one client, at one layer, with F beside it where it fits.
+
+    Both live where the rows' kernels compute while they fit there; else Phi lives in the host's memory, or in
+    a file, and parts of it are carried to the device and back.
+    """
+
+    def __init__(self, rows: Rows, network: Network, memory: Memory, layers: int) -> None:
+        count = len(rows)
+        size = np.dtype(network.precision).itemsize * count
+        self.rows = rows
+        self.network = network
+        self.layers = layers
+        self._kernels = rows.kernels
+        budget = self._kernels.budget(memory.budget)
+        needed = size * network.width * (2 if network.keeps_initial else 1)
+        kernels = self._kernels if needed <= budget else NUMPY
+        in_memory = needed <= kernels.budget(memory.budget)
+        shape = (count, network.width)
+        self.phi = _allocate(shape, network.precision, in_memory, memory, kernels)
+        self._initial: Array | None = None
+        if network.keeps_initial:
+            self._initial = _allocate(shape, network.precision, in_memory, memory, kernels)
+        self._hidden: Array | None = None
+        if kernels is self._kernels and needed + size * network.hidden_width <= budget:
+            self._hidden = kernels.empty((count, network.hidden_width), network.precision)
+        self._digest: str | None = None
+        self._layer = -1
+        self._hidden_layer = -1
+
+    @property
+    def mapped(self) -> bool:
+        """Whether Phi did not fit the budget and lives in a file."""
+        return isinstance(self.phi, np.memmap)
+
+    def begin(self, chain: Chain, latest: int) -> tuple[int, int]:
+        """Start a pass over the rows: the layers at which Phi and F stand now, -1 for nowhere.
+
+        Features of another model, or beyond the layer `latest`, start afresh. Until `commit` they
+        count as unusable, so that a pass that fails half way is simply done again.
+        """
+        usable = self._digest in chain.digests and self._layer <= latest
+        start, kept = (self._layer, self._hidden_layer) if usable else (-1, -1)
+        self._layer = self._hidden_layer = -1
+        return start, kept
+
+    def commit(self, chain: Chain, layer: int, hidden_layer: int) -> None:
+        """End a pass: Phi now stands at `layer` of this chain's model, F at `hidden_layer`."""
+        self._digest = chain.digest
+        self._layer = layer
+        self._hidden_layer = hidden_layer if self._hidden is not None else -1
+
+    def start(self, span: slice) -> Array:
+        """Phi_0 of these rows, computed; `keep` it after changing it."""
+        phi = self.load(span)
+        self.network.zero(self.rows.features(span), out=phi)
+        if self._initial is not None:
+            self._initial[span] = phi if kernels_of(self._initial) is self._kernels else host(phi)
+        return phi
+
+    def load(self, span: slice) -> Array:
+        """Phi of these rows where the kernels compute; `keep` it after changing it."""
+        return self._kernels.array(self.phi[span])
+
+    def keep(self, span: slice, phi: Array) -> None:
+        """Keep the Phi of these rows, which `start` or `load` gave; nothing to do where it is a view."""
+        if kernels_of(self.phi) is not self._kernels:
+            self.phi[span] = host(phi)
+
+    def initial(self, span: slice) -> Array:
+        """Phi_0 of these rows, whatever the layer."""
+        assert self._initial is not None
+        return self._kernels.array(self._initial[span])
+
+    def hidden(self, span: slice, phi: Array, layer: int, kept: int, workspace: Workspace) -> Array:
+        """F_layer of these rows, whose Phi this is: the kept one if it is of that layer, else computed."""
+        if self._hidden is not None:
+            out = self._hidden[span]
+            if kept == layer:
+                return out
+        else:
+            out = self._scratch("hidden", (len(phi), self.network.hidden_width), workspace)
+        initial = None if self._initial is None else self.initial(span)
+        return self.network.hidden(layer, phi, initial, out)
+
+    def step(self, phi: Array, output: Array, block: Sandwich | None, workspace: Workspace) -> None:
+        """Take these rows, whose Phi this is, past a block whose output is P."""
+        scratch = self._scratch("update", phi.shape, workspace) if self._kernels is NUMPY else None
+        self.network.add(phi, output, block, scratch)
+
+    def _scratch(self, name: str, shape: tuple[int, ...], workspace: Workspace) -> Array:
+        if self._kernels is NUMPY:
+            return workspace.array(name, shape, self.network.precision)
+        return self._kernels.empty(shape, self.network.precision)
+
+
+def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory, kernels: Kernels) -> Array:
+    if in_memory:
+        return kernels.empty(shape, dtype)
+    # The file has no name, so nothing is left behind however the process ends.
+    with tempfile.TemporaryFile(dir=memory.scratch, prefix="fedsolve-") as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

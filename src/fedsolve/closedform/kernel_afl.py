@@ -44,7 +44,6 @@ from fedsolve.closedform.sums import (
     Rows,
     cached_rows,
     check_sums,
-    chunks,
     preparation_block,
     preparation_in,
 )
@@ -360,17 +359,11 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
     here = memory.kernels
     rows = cached_rows(data, memory, np.float64, here)
     near, ask = _near(rows, memory), set(request.note["ask"])
-    count, weights = near.count, request.arrays.get("weights")
-    weights = None if weights is None else here.array(weights)
-    sums = Accumulator(memory.workspace, np.float64, here)
     if ask - {"cross", "product", "features"}:
         raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
-    for name in sorted(ask - {"features"}):
-        sums.declare(f"kernel_{name}", (count, rows.outputs))
-    if "features" in ask:
-        sums.declare("feature_cross", (count, rows.outputs))
-        sums.declare("feature_gram", (count, count), symmetric=True)
-    for span in chunks(len(rows), count, here):
+    sums = Accumulator(memory.workspace, np.float64, here)
+    weights = here.array(request.arrays["weights"]) if "product" in ask else None
+    for span in rows.spans(near.count):
         block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
@@ -380,9 +373,7 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
             features = here.contiguous(here.triangle_solve(near.root, here.contiguous(block.T)).T)
             sums.add_product("feature_cross", features, rows.weighted(span, rows.targets(span)))
             sums.add_gram("feature_gram", features)
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    return term
+    return sums.finish(rows=len(rows))
 
 
 class KernelBlocks:

@@ -6,14 +6,14 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
-from fedsolve.closedform.deepafl_layers import Network
-from fedsolve.closedform.projections import check_model, projection_agreement
+from fedsolve.backends import NUMPY, Kernels, host, kernels_of, kernels_on
+from fedsolve.closedform.projections import Projection, check_model, projection, projection_agreement
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
@@ -188,6 +188,80 @@ class StagedModel(Model):
         for index in range(math.ceil(len(features) / length)):
             span = slice(index * length, (index + 1) * length)
             yield span, self._stages(features[span], last)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The fixed part of a DeepAFL network: everything but the solved blocks and classifiers."""
+
+    features: int
+    width: int
+    hidden_width: int
+    activation: str
+    zero_activation: str
+    gain: float
+    block_input: str
+    skip: bool
+    projection: str
+    transformation: str
+    reconstruction: float
+    precision: str
+    seed: int
+    bias: bool = True
+
+    @classmethod
+    def from_parameters(cls, features: int, parameters: dict[str, Any]) -> Network:
+        known = {field.name for field in fields(cls)}
+        chosen = {name: value for name, value in parameters.items() if name in known}
+        if chosen["hidden_width"] is None:
+            chosen["hidden_width"] = chosen["width"]
+        return cls(features=features, **chosen)
+
+    @property
+    def keeps_initial(self) -> bool:
+        """Whether Phi_0 is needed beyond the first layer."""
+        return self.block_input == "initial" or self.reconstruction > 0
+
+    def zero(self, inputs: Array, out: Array | None = None) -> Array:
+        """Phi_0 = zero_activation(X A + a) (Eq. 10, which has no a: bias=False)."""
+        kernels = kernels_of(inputs)
+        return kernels.activate(self.zero_activation, self.first(kernels).apply(inputs, out))
+
+    def first(self, kernels: Kernels = NUMPY) -> Projection:
+        """The projection of layer 0."""
+        shape = self.features, self.width
+        return projection(self.seed, "zero", 0, *shape, 1.0, self.precision, kernels, self.bias)
+
+    def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
+        """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
+        kernels = kernels_of(out)
+        source = initial if self.block_input == "initial" and initial is not None else phi
+        if self.projection == "identity":
+            out[...] = source
+        else:
+            self.draw(layer, kernels).apply(source, out)
+        return kernels.activate(self.activation, out)
+
+    def draw(self, layer: int, kernels: Kernels) -> Projection:
+        """The projection of a block, made where the kernels compute and remembered for when it is applied."""
+        shape = self.width, self.hidden_width
+        return projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels, self.bias)
+
+    def output(self, hidden: Array, block: Sandwich | None) -> Array:
+        """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
+        return hidden if block is None else kernels_of(hidden).matmul(hidden, block.left)
+
+    def add(self, phi: Array, output: Array, block: Sandwich | None, scratch: Array | None = None) -> None:
+        """Phi_{t+1} = Phi_t + P Uᵀ in place (Eq. 19), without Phi_t when there is no skip."""
+        kernels = kernels_of(phi)
+        if block is None and self.skip:
+            phi += output
+        elif block is None:
+            phi[...] = output
+        elif self.skip:
+            kernels.add_matmul(output, block.right.T, phi, scratch)
+        else:
+            kernels.matmul(output, block.right.T, phi)
 
 
 class DeepModel(StagedModel):

@@ -44,7 +44,6 @@ from fedsolve.closedform.sums import (
     base_block,
     base_of,
     cached_rows,
-    chunks,
     preparation_block,
     preparation_in,
     solve_moments,
@@ -468,17 +467,9 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
     rows = cached_rows(data, memory, np.float64, kernels)
     weight, intercept = (kernels.array(request.arrays[name]) for name in ("weight", "intercept"))
     single, exact = len(intercept) == 1, bool(request.note["exact"])
-    side = (rows.width + 1) * len(intercept)
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    sums.declare("loss", (1,))
-    sums.declare("gradient", tuple(weight.shape))
-    sums.declare("residual", tuple(intercept.shape))
-    if exact:
-        sums.declare("diagonal", (len(intercept), rows.width + 1, rows.width + 1))
-        if not single:
-            sums.declare("crossed", (side, side), symmetric=True)
     correct = counted = 0
-    for span in chunks(len(rows), side if exact else rows.width, kernels):
+    for span in rows.spans((rows.width + 1) * len(intercept) if exact else rows.width):
         features, targets = rows.features(span), rows.targets(span)
         scores = features @ weight + intercept
         root = rows.ones(span)
@@ -497,6 +488,4 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add_gram("crossed", crossed)
         correct += int((right & (root[:, 0] > 0)).sum())
         counted += int((root > 0).sum())
-    term = sums.finish()
-    term.counts |= {"rows": len(rows), "correct": correct, "counted": counted}
-    return term
+    return sums.finish(rows=len(rows), correct=correct, counted=counted)

@@ -63,37 +63,17 @@ def base_of(chain: Chain) -> Model | None:
     return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None
 
 
-def base_width(base: Model) -> int:
-    """Columns of a model's representation."""
-    return int(base.width)  # type: ignore[attr-defined]
-
-
 class Accumulator:
-    """The term of one answer under construction: named sums in the worker's buffers, or on a device."""
+    """The term of one answer under construction: named sums in the worker's buffers, or on a device.
+
+    A sum has the shape of what is added to it first: of no rows, an empty span of them (`Rows.spans`).
+    """
 
     def __init__(self, workspace: Workspace, dtype: Any, kernels: Kernels = NUMPY) -> None:
-        self.term = Term()
+        self._term = Term()
         self._workspace = workspace
         self._dtype = dtype
         self._kernels = kernels
-        self._empty: set[str] = set()
-
-    def declare(self, name: str, shape: tuple[int, ...], symmetric: bool = False) -> None:
-        """Announce a sum; it is zero until something is added."""
-        self.term.arrays[name] = (
-            self._workspace.sums(name, shape, self._dtype)
-            if self._kernels is NUMPY
-            else self._kernels.empty(shape, self._dtype)
-        )
-        if symmetric:
-            self.term.symmetric |= {name}
-        self._empty.add(name)
-
-    def declare_level(self, width: int, outputs: int) -> None:
-        """Announce what `add_level` adds: Gram matrix, cross matrix and squares of the targets."""
-        self.declare("gram", (width, width), symmetric=True)
-        self.declare("cross", (width, outputs))
-        self.declare("label_square", (outputs,))
 
     def add_level(self, rows: Array, targets: Array) -> None:
         """What a classifier of these features is solved from."""
@@ -103,36 +83,41 @@ class Accumulator:
 
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
-        self._kernels.gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
-        self._empty.discard(name)
+        out, begun = self._sum(name, (rows.shape[1], rows.shape[1]))
+        self._kernels.gram(rows, out, accumulate=begun)
+        self._term.symmetric |= {name}
 
     def add_product(self, name: str, left: Array, right: Array) -> None:
         """name += leftᵀ right"""
-        out = self.term.arrays[name]
-        accumulate = name not in self._empty
-        self._kernels.cross(
-            left, right, out, accumulate, self.scratch("product", out) if accumulate else None
-        )
-        self._empty.discard(name)
+        out, begun = self._sum(name, (left.shape[1], right.shape[1]))
+        scratch = None
+        if begun and self._kernels is NUMPY:  # devices have their own
+            scratch = self._workspace.array("product", out.shape, out.dtype)
+        self._kernels.cross(left, right, out, begun, scratch)
 
     def add(self, name: str, values: Array) -> None:
         """name += values"""
-        if name in self._empty:
-            self.term.arrays[name][...] = values
-            self._empty.discard(name)
+        out, begun = self._sum(name, tuple(values.shape))
+        if begun:
+            out += values
         else:
-            self.term.arrays[name] += values
+            out[...] = values
 
-    def scratch(self, name: str, like: Array) -> Array | None:
-        """A buffer of the worker of this array's shape; devices have their own."""
-        if self._kernels is not NUMPY:
-            return None
-        return self._workspace.array(name, like.shape, like.dtype)
+    def _sum(self, name: str, shape: tuple[int, ...]) -> tuple[Array, bool]:
+        """The buffer of a sum, and whether anything was added to it before."""
+        known = self._term.arrays
+        if name in known:
+            return known[name], True
+        if self._kernels is NUMPY:
+            known[name] = self._workspace.sums(name, shape, self._dtype)
+        else:
+            known[name] = self._kernels.empty(shape, self._dtype)
+        return known[name], False
 
-    def finish(self) -> Term:
-        for name in self._empty:
-            self.term.arrays[name][...] = 0.0
-        return self.term
+    def finish(self, **counts: int) -> Term:
+        """The term, with these counts."""
+        self._term.counts |= counts
+        return self._term
 
 
 class Rows:
@@ -151,12 +136,12 @@ class Rows:
         self.data = data
         self.dtype = dtype
         self.kernels = kernels
-        self._base = base_of(chain)
+        self._base: Any = base_of(chain)
+        self.width: int = data.width
         if self._base is not None:
-            self._base.placed(kernels.device)
-        self._kept: dict[int, Array] | None = None
-        if self._base is not None and len(data) * base_width(self._base) * 8 <= budget:
-            self._kept = {}
+            self.width = self._base.placed(kernels.device).width
+        self._keeps = len(data) * self.width * 8 <= budget
+        self._kept: dict[int, Array] = {}
         opening = chain.opening
         self.outputs: int = opening["outputs"]
         classes = opening_classes(chain)
@@ -169,14 +154,12 @@ class Rows:
         self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
         prepared = (block.arrays for block in chain.blocks if "preparation" in block.note)
         self._preparation = next(prepared, None)
-        if kernels is not NUMPY:
-            self._move()
-
-    def _move(self) -> None:
-        """Copy everything but the features, which is small, to the device, for all passes."""
-        here = self.kernels.array
+        if kernels is NUMPY:
+            return
+        # Everything but the features is small: it lies on the device for all passes.
+        here = kernels.array
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64))
-        self._values = None if self._values is None else here(self._values, self.dtype)
+        self._values = None if self._values is None else here(self._values, dtype)
         self._roots = None if self._roots is None else here(self._roots)
         if self._preparation is not None:
             self._preparation = {name: here(array) for name, array in self._preparation.items()}
@@ -188,7 +171,7 @@ class Rows:
         """Input features (span, width), centred and scaled as the preparation says."""
         dtype = self.dtype if self._preparation is None else np.float64
         if self._base is not None:
-            values = self.kernels.array(self._represented(self._base, span), dtype)
+            values = self.kernels.array(self._represented(span), dtype)
         elif self.kernels is NUMPY:
             values = self.data.features(span, dtype)
         else:
@@ -202,14 +185,14 @@ class Rows:
         values /= self._preparation["scale"]
         return self.kernels.array(values, self.dtype)
 
-    def _represented(self, base: Model, span: slice) -> Array:
+    def _represented(self, span: slice) -> Array:
         """What the trained model makes of these rows."""
-        known = None if self._kept is None else self._kept.get(span.start)
+        known = self._kept.get(span.start)
         if known is None or len(known) != span.stop - span.start:
-            known = base.transform(self.data.features(span))  # type: ignore[attr-defined]
-            if self._kept is not None:
+            known = np.asarray(self._base.transform(self.data.features(span)))
+            if self._keeps:
                 self._kept[span.start] = known
-        return np.asarray(known)
+        return known
 
     def targets(self, span: slice) -> Array:
         """Targets (span, outputs)."""
@@ -237,9 +220,11 @@ class Rows:
             scores = scores + self._preparation["target_mean"]
         return int((scores.argmax(1) == self._codes[span]).sum())
 
-    @property
-    def width(self) -> int:
-        return self.data.width if self._base is None else base_width(self._base)
+    def spans(self, width: int | None = None) -> Iterator[slice]:
+        """Spans of the rows, for a pass that makes rows of this width; an empty one if there are none."""
+        yield from chunks(len(self), width or self.width, self.kernels)
+        if not len(self):
+            yield slice(0, 0)
 
     def blocks(self) -> Iterator[tuple[Array, Array]]:
         """Features and targets, some thousand rows at a time, each times the square root of the row's weight:
@@ -313,24 +298,15 @@ def preparation_block(preparation: Preparation) -> Block:
 @step(MOMENTS, over_rows=True)
 def answer_moments(data: ClientData, request: Request, memory: Memory) -> Term:
     """n (as sum of weights), sum x, sum x² and sum y of the client's rows; sum y² where it is asked for."""
-    kernels = memory.kernels
-    rows = Rows(data, memory.chain, np.float64, kernels)
-    sums = Accumulator(memory.workspace, np.float64, kernels)
-    for name, width in (("weight", 1), ("feature", rows.width), ("feature_square", rows.width)):
-        sums.declare(name, (width,))
-    sums.declare("target", (rows.outputs,))
-    if squares := request.note.get("squares", False):
-        sums.declare("target_square", (rows.outputs,))
-    for span in chunks(len(rows), rows.width, kernels):
-        features, targets = rows.features(span), rows.targets(span)
+    rows = Rows(data, memory.chain, np.float64, memory.kernels)
+    sums = Accumulator(memory.workspace, np.float64, memory.kernels)
+    for span in rows.spans():
         root = rows.ones(span)
-        features, targets = features * root, targets * root
+        features, targets = rows.features(span) * root, rows.targets(span) * root
         sums.add("weight", (root**2).sum(axis=0))
         sums.add("feature", (root.T @ features)[0])
         sums.add("feature_square", (features**2).sum(axis=0))
         sums.add("target", (root.T @ targets)[0])
-        if squares:
+        if request.note.get("squares", False):
             sums.add("target_square", (targets**2).sum(axis=0))
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    return term
+    return sums.finish(rows=len(rows))
