@@ -16,7 +16,7 @@ import fedsolve as fs
 from fedsolve.backends import blas, kernels_on
 from fedsolve.closedform import kernel_afl
 from fedsolve.closedform.landmarks import Landmarks, landmark_agreement
-from fedsolve.closedform.rbf import LandmarkFactors, check_memory
+from fedsolve.closedform.rbf import LandmarkFactors, LandmarkKernel, check_memory
 from fedsolve.errors import TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.privacy.census import OFF
@@ -199,7 +199,7 @@ def test_too_little_memory_is_refused_with_what_fits(few, monkeypatch):
 def test_both_factors_live_in_one_square():
     rng = np.random.default_rng(0)
     points = rng.standard_normal((1100, 12))  # more than one block
-    factors = LandmarkFactors(points, 24.0, 0.5, 9000.0)
+    factors = LandmarkFactors(LandmarkKernel(points, 24.0), 0.5, 9000.0)
     kernel = np.exp(-((points[:, None] - points[None]) ** 2).sum(axis=2) / 24.0)
     root = np.linalg.cholesky(kernel + 1e-8 * 1100 * np.eye(1100)).T
     outer = np.linalg.cholesky(9000 / 1100 * root @ root.T + 0.5 * np.eye(1100)).T
@@ -264,7 +264,9 @@ def test_blocks_on_a_device_are_those_of_the_host(monkeypatch) -> None:
     rng = np.random.default_rng(0)
     points, some = rng.standard_normal((70, 5)), rng.standard_normal((70, 3))
     device = kernels_on("torch:cpu")
-    found, expected = (LandmarkFactors(each, 9.0, 0.5, 400.0) for each in (device.array(points), points))
+    found, expected = (
+        LandmarkFactors(LandmarkKernel(each, 9.0), 0.5, 400.0) for each in (device.array(points), points)
+    )
     for name in ("weights", "inner", "outer", "from_features", "to_features"):
         there = device.host(getattr(found, name)(device.array(some)))
         assert relative_difference(there, getattr(expected, name)(some)) <= 1e-10
@@ -272,7 +274,7 @@ def test_blocks_on_a_device_are_those_of_the_host(monkeypatch) -> None:
     kept = [found._square, *found._lower, *found._upper]
     assert sum(array.numel() for array in kept) <= 70 * 70 + 2 * 70 * 16
     with pytest.raises(fs.DataError, match="not distinct"):
-        LandmarkFactors(device.array(np.full((40, 5), np.nan)), 9.0, 0.5, 400.0)
+        LandmarkFactors(LandmarkKernel(device.array(np.full((40, 5), np.nan)), 9.0), 0.5, 400.0)
 
 
 @pytest.mark.torch

@@ -14,7 +14,6 @@ landmarks alone (`rbf`). Few steps regularise: they are a setting like the ridge
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,22 +21,15 @@ import numpy as np
 from fedsolve.arrays import Array, check_weight
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of, kernels_on
 from fedsolve.closedform import afl
-from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.landmarks import (
+    KernelModel,
     Landmarks,
-    check_landmarks,
     landmark_agreement,
-    landmark_block,
-    shared_side,
+    landmarks_in,
+    shared_kernel,
 )
-from fedsolve.closedform.rbf import (
-    LandmarkFactors,
-    available_memory,
-    check_memory,
-    kernel,
-    kernel_root,
-    row_side,
-)
+from fedsolve.closedform.projections import check_agreement
+from fedsolve.closedform.rbf import LandmarkFactors, LandmarkKernel, available_memory, check_memory
 from fedsolve.closedform.solvers import gcv_ridge, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
     Accumulator,
@@ -131,25 +123,27 @@ class KernelAFL(Method[KernelModel]):
         return (self.steps + 1) * count * outputs, drawn + self.steps * count * outputs
 
     def scaled(self, share: float) -> KernelAFL:
-        """This machine for a share of the rows: as many rows for each landmark, and the same penalty.
+        """This machine for a share of the rows, with the same penalty.
 
-        Of a kernel the best penalty, beside a sum over rows, does not grow with their number. Bandwidths are
-        told apart by few landmarks.
+        Of a kernel the best penalty, beside a sum over rows, does not grow with their number.
         """
-        if self.landmarks is None:
-            return self
-        if share == 1.0:
-            return replace(self, landmarks=trial_landmarks(self.landmarks))
-        return replace(self, landmarks=min(self.landmarks, max(FEWEST, int(self.landmarks * share))))
+        return replace(self, landmarks=trial_landmarks(self.landmarks, share))
 
     def direct(self, landmarks: int) -> bool:
         """Whether so many landmarks are solved at once."""
         return self.solver == "direct" or (self.solver == "auto" and landmarks <= DIRECT_LANDMARKS)
 
 
-def trial_landmarks(landmarks: int) -> int:
-    """How many tell bandwidths apart, of a machine that will have so many."""
-    return min(landmarks, max(LEAST_TRIAL, min(MOST_TRIAL, landmarks // 2)))
+def trial_landmarks(landmarks: int | None, share: float) -> int | None:
+    """How many a machine has that is tried on a share of the rows: as many rows for each landmark.
+
+    On all rows few tell bandwidths apart.
+    """
+    if landmarks is None:
+        return None
+    if share == 1.0:
+        return min(landmarks, max(LEAST_TRIAL, min(MOST_TRIAL, landmarks // 2)))
+    return min(landmarks, max(FEWEST, int(landmarks * share)))
 
 
 class KernelRun(Run[KernelModel]):
@@ -173,60 +167,45 @@ class KernelRun(Run[KernelModel]):
         self._factors: LandmarkFactors | None = None
 
     @property
-    def _drawn(self) -> bool:
-        """Whether landmarks are known; a schema's preparation is a block before them."""
-        return any("landmarks" in block.note for block in self.chain.blocks)
+    def landmarks(self) -> Landmarks | None:
+        """None before the first answer, which they follow from."""
+        found = landmarks_in(self.chain)
+        return None if found is None else found[1]
 
     @property
     def exchanges(self) -> int:
-        known = self.method.landmarks
-        if self._drawn:
-            known = self._landmarks.count
+        known = self.method.landmarks if (drawn := self.landmarks) is None else drawn.count
         return 2 if known is not None and self.method.direct(known) else 2 + self.method.steps
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self.weights is not None:
             return None
-        if not self._drawn:
+        if (landmarks := self.landmarks) is None:
             classes = self.spec.classes is not None
             return self.ask(afl.KIND, 0, clients, {"intercept": True, "class_rows": classes})
         if self.coordinates is None:
-            ask = "features" if self.method.direct(self._landmarks.count) else "cross"
+            ask = "features" if self.method.direct(landmarks.count) else "cross"
             return self.ask(KIND, 0, clients, {"ask": [ask]})
         arrays = {"weights": host(self.factors.weights(self.kernels.array(self.search)))}
         return self.ask(KIND, self.taken + 1, clients, {"ask": ["product"]}, arrays)
 
     def absorb(self, total: Total) -> None:
-        if not any("landmarks" in block.note for block in self.chain.blocks):
+        if (landmarks := self.landmarks) is None:
             self._draw(total)
-            self.record(total, "moments")
-        elif self.coordinates is None and self.method.direct(self._landmarks.count):
-            here = self.kernels
-            gram, cross = (total.on(here, f"feature_{name}") for name in ("gram", "cross"))
-            if self.ridge == "auto":
-                self.ridge = gcv_ridge(gram, cross, self.square, self.rows, 1, _ROUNDED)[0]
-            solution = ridge_solve(gram, cross, self.ridge)
-            factors = LandmarkFactors(self._landmarks.points(here), self._bandwidth, 0.0, self.rows)
-            self.weights = host(factors.from_features(solution))
-            preparation = preparation_in(self.chain)
-            assert preparation is not None
-            # Targets are counted from their means, so what is added to these is zero on average.
-            moments = np.zeros(len(gram)), host(gram) / self.rows
-            scores = score_moments(*moments, host(solution), preparation.target_mean)
-            self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
-        elif self.coordinates is None:
-            cross = total.on(self.kernels, "kernel_cross")
-            self.residual = self.factors.outer(self.factors.to_features(cross))
-            self.search = self.kernels.copy(self.residual)
-            self.coordinates = 0.0 * self.residual
-            self.start_size = host((self.residual**2).sum(axis=0))
-            self.record(total, "kernels")
-        else:
+        elif self.coordinates is not None:
             self._step(total)
+        elif self.method.direct(landmarks.count):
+            self._solve(total)
+        else:
+            residual = self.factors.outer(self.factors.to_features(total.on(self.kernels, "kernel_cross")))
+            self.residual = self.search = host(residual)
+            self.coordinates = 0.0 * self.residual
+            self.start_size = host((residual**2).sum(axis=0))
+            self.record(total, "kernels")
 
     def _draw(self, total: Total) -> None:
         """Means, scales and landmarks, from AFL's sums."""
-        drawn, bandwidth, preparation = drawn_from(total, self.method, self.spec)
+        drawn, preparation = drawn_from(total, self.method, self.spec)
         self.rows = float(total["weight"][0])
         self.square = (
             float(total["label_square"].sum()) - float(total["target"] @ total["target"]) / self.rows
@@ -234,32 +213,42 @@ class KernelRun(Run[KernelModel]):
         if self.ridge == "auto" and not self.method.direct(drawn.count):
             raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
         self.add(preparation_block(preparation))
-        self.add(drawn.block({"bandwidth": bandwidth}))
+        self.add(drawn.block())
+        self.record(total, "moments")
+
+    def _solve(self, total: Total) -> None:
+        """The weights from ΦᵀΦ and ΦᵀY."""
+        gram, cross = (total.on(self.kernels, f"feature_{name}") for name in ("gram", "cross"))
+        if self.ridge == "auto":
+            self.ridge = gcv_ridge(gram, cross, self.square, self.rows, 1, _ROUNDED)[0]
+        solution = ridge_solve(gram, cross, self.ridge)
+        self.weights = host(self.factors.from_features(solution))
+        self._factors = None
+        # Targets are counted from their means, so what is added to these is zero on average.
+        moments = np.zeros(len(gram)), host(gram) / self.rows
+        scores = score_moments(*moments, host(solution), self._preparation.target_mean)
+        self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
 
     def _step(self, total: Total) -> None:
         """One step of conjugate gradients for every column."""
         factors, here = self.factors, self.kernels
+        assert self.ridge != "auto"
         coordinates, residual, search = map(here.array, (self.coordinates, self.residual, self.search))
         product = factors.to_features(total.on(here, "kernel_product"))
         image = factors.outer(product + self.ridge * factors.inner(search))
         before = (residual**2).sum(axis=0)
         reach = _ratio(before, (search * image).sum(axis=0))
-        self.coordinates = coordinates + reach * search
-        self.residual = residual - reach * image
-        after = (self.residual**2).sum(axis=0)
-        self.search = self.residual + _ratio(after, before) * search
+        coordinates = coordinates + reach * search
+        residual = residual - reach * image
+        after = (residual**2).sum(axis=0)
+        search = residual + _ratio(after, before) * search
+        self.coordinates, self.residual, self.search = map(host, (coordinates, residual, search))
         self.taken += 1
         left = float(np.sqrt(np.max(_ratio(host(after), self.start_size))))
         self.record(total, "step", metrics={"residual": left})
         if self.taken == self.method.steps:
-            self.weights = host(factors.weights(self.coordinates))
+            self.weights = host(factors.weights(coordinates))
             self._factors = None
-
-    def stored(self) -> dict[str, Any]:
-        for name in ("coordinates", "residual", "search"):
-            array = getattr(self, name)
-            setattr(self, name, None if array is None else host(array))
-        return super().stored()
 
     @property
     def kernels(self) -> Kernels:
@@ -267,78 +256,61 @@ class KernelRun(Run[KernelModel]):
         return kernels_on(self.spec.device)
 
     @property
-    def _landmarks(self) -> Landmarks:
-        return Landmarks.from_block(self.chain.blocks[landmark_block(self.chain)])
-
-    @property
-    def _bandwidth(self) -> float:
-        return float(self.chain.blocks[landmark_block(self.chain)].note["landmarks"]["bandwidth"])
+    def _preparation(self) -> Preparation:
+        found = preparation_in(self.chain)
+        assert found is not None
+        return found
 
     @property
     def factors(self) -> LandmarkFactors:
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
-            points = self._landmarks.points(self.kernels)
-            assert self.ridge != "auto", "of a direct solve, which needs no preconditioner"
-            self._factors = LandmarkFactors(points, self._bandwidth, self.ridge, self.rows)
+            assert self.landmarks is not None
+            assert self.ridge != "auto"
+            self._factors = LandmarkFactors(self.landmarks.kernel(self.kernels), self.ridge, self.rows)
         return self._factors
 
     def model(self) -> KernelModel:
         """The model; before the last step, that of the steps so far."""
-        weights = self.weights
+        weights, landmarks = self.weights, self.landmarks
         if weights is None:
-            assert self.coordinates is not None
             weights = host(self.factors.weights(self.kernels.array(self.coordinates)))
-        preparation, told = preparation_in(self.chain), replace(self.method, ridge=self.ridge).parameters()
-        assert preparation is not None
-        classes = self.spec.classes
-        return KernelModel(self._landmarks, self._bandwidth, weights, classes, preparation, told)
+        assert landmarks is not None
+        told = replace(self.method, ridge=self.ridge).parameters()
+        return KernelModel(landmarks, weights, self.spec.classes, self._preparation, told)
 
 
-def drawn_from(
-    total: Total, method: KernelAFL | KernelSoftmax, spec: Spec
-) -> tuple[Landmarks, float, Preparation]:
-    """Landmarks, bandwidth h, and how rows are prepared, from AFL's sums; what does not fit is refused."""
-    check_sums(total, spec)
-    check_weight(float(total["weight"][0]))
-    count = method.count(total.count("rows"))
-    check_memory(count, spec.features, spec.outputs, available_memory())
-    preparation, means, within, spread = gaussians(
-        total, method.scale, method.least_rows, spec.classes is not None
-    )
-    drawn = Landmarks.drawn(means, within, count, method.seed)
-    return drawn, method.bandwidth * 2.0 * spread, preparation
-
-
-def gaussians(
-    total: Total, scale: str | None, least_rows: int, classes: bool
-) -> tuple[Preparation, Array, Array, float]:
-    """From AFL's sums: how rows are prepared, means (Gaussians, d), covariance within, trace of all of it.
+def drawn_from(total: Total, method: KernelAFL | KernelSoftmax, spec: Spec) -> tuple[Landmarks, Preparation]:
+    """Landmarks, and how rows are prepared, from AFL's sums; what does not fit is refused.
 
     Classes of fewer rows than `least_rows` have no mean here. Where no class has enough, and for regression,
     one Gaussian stands for all rows.
     """
-    rows, counts = float(total["weight"][0]), total["label_square"]
+    check_sums(total, spec)
+    rows, counts = check_weight(float(total["weight"][0])), total["label_square"]
+    landmarks = method.count(total.count("rows"))
+    check_memory(landmarks, spec.features, spec.outputs, available_memory())
     mean = total["feature"] / rows
     gram = total["gram"] - rows * np.outer(mean, mean)
     deviation = np.ones_like(mean)
-    if scale == "standard":
+    if method.scale == "standard":
         variance = np.clip(np.diag(gram) / rows, 0.0, None)
         # Columns whose variance is lost in rounding count as constant and are only centred.
         lost = variance <= 1e-12 * np.diag(total["gram"]) / rows
         deviation = np.where(lost, 1.0, np.sqrt(variance))
     gram /= np.outer(deviation, deviation)
-    preparation = Preparation(mean, deviation, total["target"] / rows)
     means, within = np.zeros((1, len(mean))), gram / rows
-    if classes:
+    if spec.classes is not None:
         seen = counts > 0
         cross = (total["cross"][:, seen] - np.outer(mean, counts[seen])) / deviation[:, None]
         centres = (cross / counts[seen]).T
-        enough = total["class_rows"][seen] >= least_rows
+        enough = total["class_rows"][seen] >= method.least_rows
         if np.any(enough):
             means = np.ascontiguousarray(centres[enough])
             within = (gram - cross @ centres) / rows
-    return preparation, means, (within + within.T) / 2, float(np.trace(gram)) / rows
+    bandwidth = method.bandwidth * 2.0 * float(np.trace(gram)) / rows
+    drawn = Landmarks.drawn(means, (within + within.T) / 2, landmarks, method.seed, bandwidth)
+    return drawn, Preparation(mean, deviation, total["target"] / rows)
 
 
 def _ratio(above: Array, below: Array) -> Array:
@@ -363,14 +335,14 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
         raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
     sums = Accumulator(memory.workspace, np.float64, here)
     weights = here.array(request.arrays["weights"]) if "product" in ask else None
-    for span in rows.spans(near.count):
+    for span in rows.spans(len(near.kernel)):
         block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
         if weights is not None:
             sums.add_product("kernel_product", block, block @ weights)
         if "features" in ask:
-            features = here.contiguous(here.triangle_solve(near.root, here.contiguous(block.T)).T)
+            features = near.kernel.features(block)
             sums.add_product("feature_cross", features, rows.weighted(span, rows.targets(span)))
             sums.add_gram("feature_gram", features)
     return sums.finish(rows=len(rows))
@@ -379,29 +351,21 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
 class KernelBlocks:
     """K of a client's rows, span by span, where the rows' kernels compute."""
 
-    def __init__(self, rows: Rows, landmarks: Array, bandwidth: float, precision: str, budget: int) -> None:
+    def __init__(self, rows: Rows, kernel: LandmarkKernel, precision: str, budget: int) -> None:
         self.rows = rows
-        self.count = len(landmarks)
-        self._kernels = rows.kernels
-        self._landmarks = self._kernels.array(landmarks)
-        self._bandwidth = bandwidth
+        self.kernel = kernel
         self._precision = np.dtype(precision)
-        self._budget = self._kernels.budget(budget)
+        self._budget = rows.kernels.budget(budget)
         self._kept: dict[int, Array] = {}
-
-    @cached_property
-    def root(self) -> Array:
-        """Tᵀ of the landmarks."""
-        return kernel_root(self._landmarks[:, :-2], self._bandwidth)
 
     def block(self, span: slice, workspace: Workspace) -> Array:
         """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""
-        here, kept = self._kernels, self._kept.get(span.start)
+        here, kept = self.rows.kernels, self._kept.get(span.start)
         if kept is not None:
             return here.array(kept, np.float64)
-        shape = span.stop - span.start, self.count
+        shape = span.stop - span.start, len(self.kernel)
         made = workspace.array("kernel", shape) if here is NUMPY else here.empty(shape)
-        kernel(row_side(self.rows.features(span), self._bandwidth), self._landmarks, made)
+        self.kernel.of(self.rows.features(span), made)
         if self._precision == np.float32:
             made[...] = here.array(made, np.float32)
         size = shape[0] * shape[1] * self._precision.itemsize
@@ -414,15 +378,16 @@ class KernelBlocks:
 
 def _near(rows: Rows, memory: Memory) -> KernelBlocks:
     """This client's kernels for the landmarks of the model so far."""
-    chain = memory.chain
-    place = landmark_block(chain)
+    found = landmarks_in(memory.chain)
+    assert found is not None
+    digest, landmarks = found
     cached = memory.cache.get(KIND)
-    if cached is None or cached[0] != chain.digests[place + 1] or cached[1].rows is not rows:
-        opening = chain.opening
-        check_landmarks(opening)
-        note = chain.blocks[place].note["landmarks"]
-        side = shared_side(chain, rows.kernels)
-        made = KernelBlocks(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
-        cached = memory.cache[KIND] = (chain.digests[place + 1], made)
+    if cached is None or cached[0] != digest or cached[1].rows is not rows:
+        opening = memory.chain.opening
+        parameters = opening["parameters"]
+        check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
+        kernel = shared_kernel(digest, landmarks, rows.kernels)
+        made = KernelBlocks(rows, kernel, parameters["precision"], memory.budget)
+        cached = memory.cache[KIND] = (digest, made)
     near: KernelBlocks = cached[1]
     return near

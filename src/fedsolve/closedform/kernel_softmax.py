@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedsolve.closedform import afl
-from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL, drawn_from, trial_landmarks
-from fedsolve.closedform.kernel_model import KernelModel
-from fedsolve.closedform.landmarks import landmark_agreement
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL, drawn_from, trial_landmarks
+from fedsolve.closedform.landmarks import KernelModel, landmark_agreement
 from fedsolve.closedform.rbf import available_memory, check_memory
 from fedsolve.closedform.softmax import Softmax, SoftmaxRun
 from fedsolve.closedform.softmax_model import SoftmaxModel
@@ -88,11 +87,7 @@ class KernelSoftmax(Method[SoftmaxModel]):
 
     def scaled(self, share: float) -> KernelSoftmax:
         """The same for a share of the rows: as many rows for each landmark, a penalty as strong."""
-        known = self.landmarks
-        if share == 1.0:
-            return self if known is None else replace(self, landmarks=trial_landmarks(known))
-        count = None if known is None else min(known, max(FEWEST, int(known * share)))
-        return replace(self, landmarks=count, ridge=self.ridge * share)
+        return replace(self, landmarks=trial_landmarks(self.landmarks, share), ridge=self.ridge * share)
 
 
 class KernelSoftmaxRun(SoftmaxRun):
@@ -122,9 +117,8 @@ class KernelSoftmaxRun(SoftmaxRun):
         if self._drawn:
             super().absorb(total)
             return
-        landmarks, bandwidth, preparation = drawn_from(total, self.method, self.spec)
+        landmarks, preparation = drawn_from(total, self.method, self.spec)
         weights = np.zeros((landmarks.count, self.spec.outputs))
-        told = {"seed": self.method.seed}
-        base = KernelModel(landmarks, bandwidth, weights, self.spec.classes, preparation, told)
+        base = KernelModel(landmarks, weights, self.spec.classes, preparation, {"seed": self.method.seed})
         self.add(base_block(base))
         self.record(total, "moments")

@@ -1,4 +1,5 @@
-"""Landmarks of a kernel machine that are nobody's rows: drawn by seed from the Gaussians of the classes.
+"""Landmarks of a kernel machine that are nobody's rows, drawn by seed from the Gaussians of the classes; and
+the model that has weights on their kernels.
 
     z_j = mu_c + L n_j,   c = j mod C,   L Lᵀ = S_w + 1e-8 tr(S_w)/d I          S_w: covariance within classes
 
@@ -12,42 +13,50 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky
 
 from fedsolve import version
 from fedsolve.arrays import HALVES, Array, philox_normals
-from fedsolve.backends import NUMPY, Kernels
+from fedsolve.backends import NUMPY, Kernels, host, kernels_on
+from fedsolve.closedform.predictors import preparation_arrays, preparation_from
 from fedsolve.closedform.projections import check_agreement
-from fedsolve.closedform.rbf import landmark_side
-from fedsolve.errors import DataError
+from fedsolve.closedform.rbf import LandmarkKernel
+from fedsolve.closedform.sums import chunks
+from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.messages import Block, Chain, pack_triangle, unpack_triangle
+from fedsolve.labels import labels_from_note
+from fedsolve.model import Model
+from fedsolve.tables.preparation import Preparation
 
 _JITTER = 1e-8
 _BLOCK = 1024
 
-_SMALL = 1 << 18
-_SIDES_BYTES = 64 << 20
-
 _lock = threading.Lock()
-_sides: dict[tuple[str, str], Array] = {}
+_shared: WeakValueDictionary[tuple[str, str], LandmarkKernel] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
 class Landmarks:
-    """What the landmarks follow from: means (Gaussians, d), factor L (d, d), how many, and the seed."""
+    """What the landmarks follow from, and the bandwidth h of their kernel.
+
+    means: (Gaussians, d). factor: L (d, d). count: how many there are.
+    """
 
     means: Array
     factor: Array
     count: int
     seed: int
+    bandwidth: float = 1.0
 
     @classmethod
-    def drawn(cls, means: Array, within: Array, count: int, seed: int) -> Landmarks:
+    def drawn(cls, means: Array, within: Array, count: int, seed: int, bandwidth: float = 1.0) -> Landmarks:
         """Landmarks about these means with this covariance."""
         size = float(np.trace(within)) / len(within)
         none = "all rows of a class are alike: there is no spread to draw landmarks from."
@@ -59,24 +68,18 @@ class Landmarks:
             factor = np.asarray(cholesky(system, lower=True, check_finite=False))
         except LinAlgError:  # what there is of a spread is rounding
             raise DataError(none) from None
-        return cls(means, factor, count, seed)
+        return cls(means, factor, count, seed, bandwidth)
 
-    def block(self, note: dict[str, Any]) -> Block:
+    def block(self) -> Block:
         """A block of the model so far; the factor travels as a triangle."""
-        return Block(
-            {"landmarks": {"count": self.count, "seed": self.seed} | note},
-            {"means": self.means, "factor": pack_triangle(self.factor.T)},
-        )
+        note = {"count": self.count, "seed": self.seed, "bandwidth": self.bandwidth}
+        return Block({"landmarks": note}, {"means": self.means, "factor": pack_triangle(self.factor.T)})
 
     @classmethod
     def from_block(cls, block: Block) -> Landmarks:
         """The landmarks that `block` described."""
-        note = block.note["landmarks"]
-        return cls.from_arrays(block.arrays["means"], block.arrays["factor"], note["count"], note["seed"])
-
-    @classmethod
-    def from_arrays(cls, means: Array, packed: Array, count: int, seed: int) -> Landmarks:
-        return cls(means, np.tril(unpack_triangle(packed)), count, seed)
+        means, factor = block.arrays["means"], np.tril(unpack_triangle(block.arrays["factor"]))
+        return cls(means, factor, **block.note["landmarks"])
 
     def points(self, kernels: Kernels = NUMPY) -> Array:
         """Z (count, d), where these kernels compute."""
@@ -87,25 +90,16 @@ class Landmarks:
             means += drawn @ kernels.array(self.factor).T
             return means
         points = self.means[np.arange(self.count) % len(self.means)]
-        if self.count <= _BLOCK and self.count * width <= _SMALL:
-            points += _small_draw(self.seed, self.count, width) @ self.factor.T
-            return points
         stream = np.random.Philox(key=_key(self.seed, width))
         for start in range(0, self.count, _BLOCK):
             some = slice(start, min(start + _BLOCK, self.count))
-            points[some] += normals(stream, some.stop - some.start, width) @ self.factor.T
+            drawn = philox_normals(stream, (some.stop - some.start) * width).reshape(-1, width)
+            points[some] += drawn @ self.factor.T
         return points
 
-
-def normals(stream: np.random.Philox, rows: int, columns: int) -> Array:
-    """The next numbers of a stream, (rows, columns), nearly normal with mean 0 and variance 1."""
-    return philox_normals(stream, rows * columns).reshape(rows, columns)
-
-
-@lru_cache(maxsize=8)
-def _small_draw(seed: int, rows: int, columns: int) -> Array:
-    """The first normals of a stream, remembered: many small machines that are compared begin with them."""
-    return normals(np.random.Philox(key=_key(seed, columns)), rows, columns)
+    def kernel(self, kernels: Kernels = NUMPY) -> LandmarkKernel:
+        """Their kernel with rows, where these kernels compute."""
+        return LandmarkKernel(self.points(kernels), self.bandwidth)
 
 
 def _key(seed: int, width: int) -> int:
@@ -125,31 +119,115 @@ def _fingerprint(seed: int) -> str:
     return hashlib.sha256(numbers.tobytes()).hexdigest()[:32]
 
 
-def check_landmarks(opening: dict[str, Any]) -> None:
-    """Refuse a run whose landmarks this participant would draw otherwise."""
-    check_agreement(landmark_agreement(opening["parameters"]["seed"]), opening, "landmarks")
+def landmarks_in(chain: Chain) -> tuple[str, Landmarks] | None:
+    """The landmarks of the model so far, with the digest of the chain up to them, if there are any."""
+    for place, block in enumerate(chain.blocks):
+        if "landmarks" in block.note:
+            return chain.digests[place + 1], Landmarks.from_block(block)
+    return None
 
 
-def landmark_block(chain: Chain) -> int:
-    """Where the model so far describes its landmarks."""
-    return next(place for place, block in enumerate(chain.blocks) if "landmarks" in block.note)
-
-
-def shared_side(chain: Chain, kernels: Kernels = NUMPY) -> Array:
-    """The landmarks' side of every kernel of a run, shared by all clients of a process while it is in use.
-
-    The latest is kept, and others as far as all of them are small.
-    """
-    place = landmark_block(chain)
-    digest, block = (chain.digests[place + 1], kernels.device), chain.blocks[place]
+def shared_kernel(digest: str, landmarks: Landmarks, kernels: Kernels) -> LandmarkKernel:
+    """The kernel of a run's landmarks, which all clients of a process share while one of them keeps it."""
     with _lock:
-        side = _sides.pop(digest, None)
-        if side is None:
-            width = block.arrays["means"].shape[1] + 2
-            room = _SIDES_BYTES - 8 * width * int(block.note["landmarks"]["count"])
-            while _sides and sum(each.nbytes for each in _sides.values()) > room:
-                del _sides[next(iter(_sides))]  # the one not used for longest, before the next is made
-            points = Landmarks.from_block(block).points(kernels)
-            side = landmark_side(points, block.note["landmarks"]["bandwidth"])
-        _sides[digest] = side
-        return side
+        found = _shared.get((digest, kernels.device))
+        if found is None:
+            found = _shared[digest, kernels.device] = landmarks.kernel(kernels)
+        return found
+
+
+class KernelModel(Model):
+    """Scores k(x, Z) weights + mean of the targets. Z is drawn again from what describes it."""
+
+    family: ClassVar[str] = "kernel"
+
+    def __init__(
+        self,
+        landmarks: Landmarks,
+        weights: Array,
+        classes: Array | None,
+        preparation: Preparation,
+        parameters: dict[str, Any],
+    ) -> None:
+        super().__init__(landmarks.means.shape[1], classes, weights.shape[1])
+        self.landmarks = landmarks
+        self.weights = weights
+        self.preparation = preparation
+        self.parameters = parameters
+        self._made: tuple[str, LandmarkKernel] | None = None
+
+    @property
+    def kernel(self) -> LandmarkKernel:
+        """The kernel of the landmarks, where the model computes."""
+        if self._made is None or self._made[0] != self.device:
+            self._made = self.device, self.landmarks.kernel(kernels_on(self.device))
+        return self._made[1]
+
+    def _kernels(self, features: Array) -> Iterator[tuple[slice, Array]]:
+        """Spans of rows with their K (rows, landmarks), where the model computes."""
+        here = kernels_on(self.device)
+        for span in chunks(len(features), self.width, here):
+            yield span, self.kernel.of(here.array(self.preparation.apply(features[span])))
+
+    def scores(self, features: Array) -> Array:
+        weights = kernels_on(self.device).array(self.weights)
+        scores = np.empty((len(features), self.outputs))
+        for span, kernels in self._kernels(features):
+            scores[span] = host(kernels @ weights)
+        return np.asarray(scores + self.preparation.target_mean)
+
+    @property
+    def column_moments(self) -> Preparation | None:
+        """As for every model; where rows were only centred, with the spread that landmarks were drawn by."""
+        known = super().column_moments
+        if known is not None or self.preparing is not None:
+            return known
+        drawn = (self.landmarks.factor**2).sum(axis=1) + self.landmarks.means.var(axis=0)
+        return Preparation(self.preparation.mean, np.sqrt(drawn))
+
+    @property
+    def width(self) -> int:
+        """Columns of `transform`."""
+        return self.landmarks.count
+
+    def whitening(self) -> Array:
+        """T^-1 (landmarks, landmarks): what `transform` multiplies kernels by."""
+        return host(self.kernel.features(kernels_on(self.device).array(np.eye(self.width))))
+
+    def transform(self, features: Any) -> Array:
+        """Φ (rows, landmarks): features whose inner products are nearly the kernel."""
+        rows = self._checked(features)
+        found = np.empty((len(rows), self.width))
+        for span, kernels in self._kernels(rows):
+            found[span] = host(self.kernel.features(kernels))
+        return found
+
+    def arrays(self) -> dict[str, Array]:
+        return {
+            "weights": self.weights,
+            "means": self.landmarks.means,
+            "factor": pack_triangle(self.landmarks.factor.T),
+        } | preparation_arrays(self.preparation)
+
+    def note(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "landmarks": self.landmarks.count,
+            "bandwidth": self.landmarks.bandwidth,
+            **landmark_agreement(self.landmarks.seed),
+        }
+
+    @classmethod
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> KernelModel:
+        seed = note["parameters"]["seed"]
+        check_agreement(landmark_agreement(seed), note, "landmarks of the model", ModelFileError)
+        preparation = preparation_from(arrays)
+        assert preparation is not None
+        described = {"count": note["landmarks"], "seed": seed, "bandwidth": note["bandwidth"]}
+        return cls(
+            Landmarks.from_block(Block({"landmarks": described}, arrays)),
+            arrays["weights"],
+            labels_from_note(note["classes"]),
+            preparation,
+            note["parameters"],
+        )

@@ -25,65 +25,64 @@ from fedsolve.errors import DataError
 _JITTER = 1e-8
 
 
-def row_side(rows: Array, bandwidth: float) -> Array:
-    """[2x/h, 1, -|x|²/h] (rows, d + 2): its product with `landmark_side` is -|x - z|²/h."""
-    kernels = kernels_of(rows)
-    ones, squares = kernels.array(np.ones((len(rows), 1))), kernels.row_squares(rows)
-    return kernels.beside(rows * (2.0 / bandwidth), ones, squares * (-1.0 / bandwidth))
+class LandmarkKernel:
+    """k(x, z) of rows and landmarks (M, d), where these lie.
 
+    [2x/h, 1, -|x|²/h] is a row's side and [z, -|z|²/h, 1] a landmark's: their product is -|x - z|²/h.
+    """
 
-def landmark_side(points: Array, bandwidth: float) -> Array:
-    """[z, -|z|²/h, 1] (landmarks, d + 2)"""
-    kernels = kernels_of(points)
-    ones = kernels.array(np.ones((len(points), 1)))
-    return kernels.beside(points, kernels.row_squares(points) * (-1.0 / bandwidth), ones)
+    def __init__(self, points: Array, bandwidth: float) -> None:
+        self.here, self._points, self._bandwidth = kernels_of(points), points, bandwidth
+        ones = self.here.array(np.ones((len(points), 1)))
+        self._columns = self.here.beside(points, self.here.row_squares(points) * (-1.0 / bandwidth), ones)
 
+    def _row_side(self, rows: Array) -> Array:
+        ones, squares = self.here.array(np.ones((len(rows), 1))), self.here.row_squares(rows)
+        return self.here.beside(rows * (2.0 / self._bandwidth), ones, squares * (-1.0 / self._bandwidth))
 
-def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
-    """K (rows, landmarks) from both sides."""
-    return kernels_of(rows).exp_product(rows, landmarks, out)
+    def of(self, rows: Array, out: Array | None = None) -> Array:
+        """K (rows, landmarks)"""
+        return self.here.exp_product(self._row_side(rows), self._columns, out)
 
+    def features(self, kernels: Array) -> Array:
+        """Φ = K T^-1 (rows, landmarks), whose inner products are nearly the kernel."""
+        return self.here.contiguous(self.factors.to_features(self.here.contiguous(kernels.T)).T)
 
-def kernel_panels(points: Array, bandwidth: float) -> Callable[[slice], Array]:
-    """Columns of K_MM + 1e-8 M I from their diagonal on down, made when they are asked for."""
-    columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
-    here, jitter = kernels_of(points), _JITTER * len(points)
+    @cached_property
+    def factors(self) -> LandmarkFactors:
+        """T, without A."""
+        return LandmarkFactors(self)
 
-    def panel(span: slice) -> Array:
-        made = kernel(across[span.start :], columns[span])
-        here.add_diagonal(made[: span.stop - span.start], jitter)
-        return made
+    def panels(self) -> Callable[[slice], Array]:
+        """Columns of K_MM + 1e-8 M I from their diagonal on down, made when they are asked for."""
+        across, jitter = self._row_side(self._points), _JITTER * len(self._points)
 
-    return panel
+        def panel(span: slice) -> Array:
+            made = self.here.exp_product(across[span.start :], self._columns[span])
+            self.here.add_diagonal(made[: span.stop - span.start], jitter)
+            return made
 
+        return panel
 
-def kernel_root(points: Array, bandwidth: float) -> Array:
-    """L with L Lᵀ = K_MM + 1e-8 M I (M, M), a lower triangle."""
-    here = kernels_of(points)
-    root = here.empty((len(points), len(points)))
-    root[...] = 0.0
-    blocks = cholesky_below(kernel_panels(points, bandwidth), root, here.triangle, here.triangle_solve)
-    for span, block in zip(block_spans(len(root)), blocks, strict=True):
-        root[span, span] = block
-    return root
+    def __len__(self) -> int:
+        return len(self._points)
 
 
 class LandmarkFactors:
     """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 
     Nothing else of their size is ever made, on the host or on a device. Blocks are lower triangles, those of
-    A transposed.
+    A transposed. Features Φ = K T^-1 need no A: ridge and rows are of A alone.
     """
 
-    def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
-        count, here = len(points), kernels_of(points)
+    def __init__(self, kernel: LandmarkKernel, ridge: float = 0.0, rows: float = 0.0) -> None:
+        count, here = len(kernel), kernel.here
         self._here = here
         self._square = here.empty((count, count))
         self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
-        panels = kernel_panels(points, bandwidth)
         try:  # L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column
-            self._lower = cholesky_below(panels, self._square, here.triangle, here.triangle_solve)
+            self._lower = cholesky_below(kernel.panels(), self._square, here.triangle, here.triangle_solve)
         except LinAlgError:
             raise self._trouble("landmarks are not distinct to working precision") from None
 

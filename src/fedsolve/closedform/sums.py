@@ -57,7 +57,7 @@ def base_block(base: Model) -> Block:
     return Block({"base": note}, arrays)
 
 
-def base_of(chain: Chain) -> Model | None:
+def base_of(chain: Chain) -> Any:
     """The trained model that a run works on; None where it works on the rows themselves."""
     blocks = [block for block in chain.blocks if "base" in block.note]
     return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None

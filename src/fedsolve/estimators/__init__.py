@@ -19,7 +19,7 @@ from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
-from fedsolve.closedform.kernel_model import KernelModel
+from fedsolve.closedform.landmarks import KernelModel
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.errors import DataError

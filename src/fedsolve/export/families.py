@@ -17,7 +17,7 @@ from fedsolve.backends.activations import ACTIVATIONS, activate, known
 from fedsolve.closedform.apfl import APFLModel
 from fedsolve.closedform.cascade import CascadeModel
 from fedsolve.closedform.dual_stream import PersonalModel
-from fedsolve.closedform.kernel_model import KernelModel
+from fedsolve.closedform.landmarks import KernelModel
 from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.softmax_model import SoftmaxModel
@@ -179,7 +179,7 @@ def kernel_features(graph: OnnxGraph, model: KernelModel, rows: Value, head: Arr
 def _near(graph: OnnxGraph, model: KernelModel, rows: Value) -> Any:
     """exp(-|x - z|² / h) of rows x and landmarks z: (rows, landmarks)."""
     rows, points = _centred(rows, model.preparation), model.landmarks.points()
-    scale = -1.0 / model.bandwidth
+    scale = -1.0 / model.landmarks.bandwidth
     squares = graph.op("ReduceSumSquare", rows, [1], keepdims=1) * scale
     far = rows @ (points.T * (-2.0 * scale)) + np.einsum("ij,ij->i", points, points) * scale
     return np.exp(far + squares)
