@@ -170,7 +170,7 @@ def test_landmarks_have_the_moments_that_they_are_drawn_from():
 
 def test_a_server_that_draws_others_is_refused(few, monkeypatch):
     lie = {**landmark_agreement(0), "landmark_fingerprint": "0" * 32}
-    monkeypatch.setattr(kernel_afl, "landmark_agreement", lambda seed: lie)
+    monkeypatch.setattr(fs.KernelAFL, "agreement", lambda self: lie)
     with pytest.raises(fs.CohortError, match="landmarks differ") as caught:
         fs.KernelAFL(landmarks=16).fit(federate(few))
     assert isinstance(caught.value.__cause__, TermError)

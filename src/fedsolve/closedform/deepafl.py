@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -24,10 +24,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedsolve.arrays import Array, check_classes, check_rows
-from fedsolve.backends import kernels_on
+from fedsolve.backends import host, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, block_of, blocks_of
-from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
+from fedsolve.closedform.plans import LEVEL, PLANS, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel, Network
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
@@ -240,11 +240,8 @@ class DeepAFLRun(Run[DeepModel]):
         self.blocks: list[Sandwich | None] = []
         self.risks: list[float] = []
         self.sums: LayerSums | None = None
-        self._pending: Request | None = None
+        self._phase = ""
         self._kernels = kernels_on(spec.device)
-        # The newest classifier and block, where the server solves.
-        self.weight: Any = None
-        self.block: Sandwich | None = None
         self._decomposed: Callable[[], Decomposition] | None = None
         self.hidden_gram: Array | None = None
         self.hidden_square: Any = 0.0
@@ -265,6 +262,18 @@ class DeepAFLRun(Run[DeepModel]):
         return len(self.classifiers)
 
     @property
+    def weight(self) -> Array:
+        """The newest classifier, where the server solves."""
+        return self._kernels.array(self.classifiers[-1])
+
+    @property
+    def block(self) -> Sandwich:
+        """The newest block as the clients have it, where the server solves."""
+        block = self.blocks[-1]
+        assert block is not None
+        return block.on(self._kernels)
+
+    @property
     def _partial(self) -> bool:
         return self.method.participation < 1.0
 
@@ -277,8 +286,8 @@ class DeepAFLRun(Run[DeepModel]):
         if self._prepares and self.preparation is None:
             # A block's penalty is weighed against squared weights: targets get a scale of their own.
             squares = {"squares": True} if self.spec.classes is None else {}
-            self._pending = self.ask(MOMENTS, 0, clients, {"phase": "moments", **squares})
-            return self._pending
+            self._phase = "moments"
+            return self.ask(MOMENTS, 0, clients, {"phase": self._phase, **squares})
         if len(self.classifiers) > last:
             return None
         arrays: dict[str, Array] = {}
@@ -294,9 +303,9 @@ class DeepAFLRun(Run[DeepModel]):
                 phase, ask = "classifier+block", LEVEL + self.plan.block
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
+        self._phase = phase
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        self._pending = self.ask(KIND, layer, cohort, note, arrays)
-        return self._pending
+        return self.ask(KIND, layer, cohort, note, arrays)
 
     @property
     def _block_statistics(self) -> tuple[str, ...]:
@@ -307,26 +316,21 @@ class DeepAFLRun(Run[DeepModel]):
         return self.plan.block
 
     def absorb(self, total: Total) -> None:
-        request = self._pending
-        assert request is not None, "absorb() answers a request(); none is open"
-        self._pending = self.hidden_gram = None
-        phase: str = request.note["phase"]
+        self.hidden_gram = None
         solved: list[str] = []
-        if phase == "moments":
+        if self._phase == "moments":
             self.preparation = solve_moments(total, self.method.scale, self.method.intercept)
             self.add(preparation_block(self.preparation))
-        if phase == "step":
+        if self._phase == "step":
             self._take_step(total, solved)
-        if "classifier" in phase:
+        if "classifier" in self._phase:
             self._take_level(total, solved)
-        if "block" in phase:
+        if "block" in self._phase:
             self._take_block(total, solved)
         rows = total.count("tracked")
         self.record(
             total,
-            phase,
-            request.step,
-            request.position,
+            self._phase,
             risk=self.risks[-1] if any(name.startswith("W") for name in solved) else None,
             accuracy=total.count("correct") / rows if rows else None,
             solved=tuple(solved),
@@ -366,9 +370,8 @@ class DeepAFLRun(Run[DeepModel]):
 
     def _take_block(self, total: Total, solved: list[str]) -> None:
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
-        layer = len(self.blocks)
+        layer, sums, weight = len(self.blocks), self.sums, self.weight
         total_of = partial(total.on, self._kernels)
-        weight = self.weight
         if self.plan.merges:
             residual = total_of("hidden_cross") - total_of("hidden_feature") @ weight
         elif self.method.skip:
@@ -379,21 +382,17 @@ class DeepAFLRun(Run[DeepModel]):
             residual, weight = self._with_reconstruction(residual, weight, total)
         hidden_gram = total_of("hidden_gram")
         known = None if self._decomposed is None or self.method.reconstruction else self._decomposed()
-        exact = sandwich_solve(hidden_gram, residual, weight, self._residual_ridge, known)
-        self._append(exact)
+        self._append(sandwich_solve(hidden_gram, residual, weight, self._residual_ridge, known))
         solved.append(f"Omega{layer + 1}")
-        if self.plan.merges:
-            here = self.sums is not None and self.sums.layer == layer and self.sums.describe(total)
-            if here and not self._partial and self.block is not None:
-                self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)), solved)
-            else:
-                self.sums = None
-        else:
+        if not self.plan.merges:
             self.hidden_square = hidden_gram.diagonal().max()
-            if self.plan.step:
-                self.hidden_gram = hidden_gram
-            else:
-                self.sums = None
+        whole = sums is not None and sums.layer == layer and sums.describe(total) and not self._partial
+        if self.plan.step:
+            self.hidden_gram = hidden_gram
+        elif self.plan.merges and whole:
+            self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)), solved)
+        else:
+            self.sums = None
 
     def _with_reconstruction(self, residual: Array, weight: Array, total: Total) -> tuple[Array, Array]:
         """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
@@ -412,39 +411,30 @@ class DeepAFLRun(Run[DeepModel]):
         """Add a block to the model; what counts from here on is the block as the clients have it."""
         sent: dict[str, Array] = {}
         if exact is not None:
-            found = exact.on_host()
-            sent = {"left": self._send(found.left), "right": self._send(found.right)}
+            sent = {"left": self._send(host(exact.left)), "right": self._send(host(exact.right))}
         added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(block_of(added, "float64"))
-        unchanged = added.arrays is sent and self.method.precision == "float64"
-        self.block = exact if unchanged else self._newest_block()
-
-    def _newest_block(self) -> Sandwich | None:
-        """The newest block, carried to where the server solves."""
-        block = self.blocks[-1] if self.blocks else None
-        return None if block is None else block.on(self._kernels)
 
     def _take_step(self, total: Total, solved: list[str]) -> None:
         """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
         assert self.sums is not None
         if self.sums.describe(total):
-            self._advance(StepSums(*(total.on(self._kernels, name) for name in self.plan.step)), solved)
+            self._advance([total.on(self._kernels, name) for name in self.plan.step], solved)
         else:
             self.sums = None
 
-    def _advance(self, step: StepSums, solved: list[str]) -> None:
-        sums, block = self.sums, self.block
+    def _advance(self, step: Sequence[Array], solved: list[str]) -> None:
+        sums = self.sums
         assert sums is not None
-        assert block is not None
-        gram, cross = advance(sums.gram, sums.cross, block, step)
-        self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, sums.rows, len(self.blocks))
+        gram, cross = advance(sums.gram, sums.cross, self.block, *step)
+        self.sums = replace(sums, gram=gram, cross=cross, layer=len(self.blocks), anchor=None)
         self._solve_classifier(solved)
 
     def _solve_classifier(self, solved: list[str]) -> None:
         """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
         sums = self.sums
         assert sums is not None
-        self.weight = weight = ridge_solve(sums.gram, sums.cross, self.ridge)
+        weight = ridge_solve(sums.gram, sums.cross, self.ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.ridge, blocks)
@@ -471,26 +461,17 @@ class DeepAFLRun(Run[DeepModel]):
         return tuple(sorted(sorted(clients, key=rank)[:count]))
 
     def stored(self) -> dict[str, Any]:
-        sums = None
-        if self.sums is not None:
-            here = self._kernels.host
-            anchor = None if self.sums.anchor is None else here(self.sums.anchor)
-            sums = {
-                **{name: here(getattr(self.sums, name)) for name in LEVEL},
-                **{name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")},
-                "anchor": anchor,
-            }
-        return {"classifiers": self.classifiers, "risks": self.risks, "sums": sums}
+        known = {} if self.sums is None else vars(self.sums)
+        sums = {name: host(one) if hasattr(one, "shape") else one for name, one in known.items()}
+        return {"classifiers": self.classifiers, "risks": self.risks, "sums": sums or None}
 
     def take_stored(self, kept: dict[str, Any]) -> None:
         self.risks, self.classifiers = kept["risks"], kept["classifiers"]
         self.blocks = blocks_of(self.chain, "float64")
-        self.weight = self._kernels.array(self.classifiers[-1]) if self.classifiers else None
-        self.block = self._newest_block()
-        if kept["sums"] is not None:
+        if (sums := kept["sums"]) is not None:
             there = self._kernels.array
             placed: dict[str, Any] = {
-                name: there(one) if isinstance(one, np.ndarray) else one for name, one in kept["sums"].items()
+                n: there(one) if isinstance(one, np.ndarray) else one for n, one in sums.items()
             }
             self.sums = LayerSums(**placed)
         self.preparation = preparation_in(self.chain)

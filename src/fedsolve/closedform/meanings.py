@@ -84,10 +84,11 @@ def _step_sizes(run: DeepAFLRun) -> dict[str, float]:
     """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are known
     from the Gram matrix of F, those of Phi and Y from this layer's sums.
     """
-    sums, block, hidden_gram = run.sums, run.block, run.hidden_gram
-    if sums is None or block is None or hidden_gram is None:
+    sums, hidden_gram = run.sums, run.hidden_gram
+    if sums is None or hidden_gram is None:
         return {}
-    output = float((block.left * (hidden_gram @ block.left)).sum(axis=0).max())
+    left = run.block.left
+    output = float((left * (hidden_gram @ left)).sum(axis=0).max())
     feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
     return {
         "step_gram": output,

@@ -49,25 +49,18 @@ def choose_plan(exchange: str, prefers: str) -> Plan:
     return PLANS[exchange]
 
 
-@dataclass(frozen=True)
-class StepSums:
-    """What advances (G, H) past a block: Z = PhiᵀP (d, r), PᵀY (r, C), PᵀP (r, r)."""
-
-    feature: Array
-    cross: Array
-    gram: Array
-
-
 def step_from_hidden(
     block: Sandwich, hidden_gram: Array, hidden_feature: Array, hidden_cross: Array
-) -> StepSums:
-    """The step sums of the single plan: MᵀA, Aᵀ(FᵀY), Aᵀ Pi A."""
+) -> tuple[Array, Array, Array]:
+    """Z, PᵀY and PᵀP of the single plan: MᵀA, Aᵀ(FᵀY), Aᵀ Pi A."""
     left = block.left
-    return StepSums(hidden_feature.T @ left, left.T @ hidden_cross, left.T @ (hidden_gram @ left))
+    return hidden_feature.T @ left, left.T @ hidden_cross, left.T @ (hidden_gram @ left)
 
 
-def advance(gram: Array, cross: Array, block: Sandwich, step: StepSums) -> tuple[Array, Array]:
-    """(G, H) of the next layer from this layer's and the step sums of the block between them."""
+def advance(
+    gram: Array, cross: Array, block: Sandwich, feature: Array, step_cross: Array, step_gram: Array
+) -> tuple[Array, Array]:
+    """(G, H) of the next layer from this layer's, with Z (d, r), PᵀY (r, C), PᵀP (r, r) of the block."""
     right = block.right
-    half = (step.feature + 0.5 * (right @ step.gram)) @ right.T
-    return gram + half + half.T, cross + right @ step.cross
+    half = (feature + 0.5 * (right @ step_gram)) @ right.T
+    return gram + half + half.T, cross + right @ step_cross
