@@ -118,11 +118,11 @@ def test_one_eigendecomposition_leaves_rows_out_under_every_ridge(
     sums.add(book.psi * roots[:, None], book.errors * roots[:, None])
     path = sums.path()
     assert path.short == (count <= 48)
-    rows = path.at(book.psi, book.errors, roots if weighted else None)
+    found = path.left_out(book.ridges, book.psi, book.errors, roots if weighted else None)
     assert len(book.ridges) == len(RIDGES) == 15
-    for penalty in book.ridges:
+    for penalty, answers in zip(book.ridges, found, strict=True):
         np.testing.assert_allclose(
-            rows.left_out(penalty), book.left_out(penalty), rtol=1e-9, atol=1e-9 * np.abs(book.errors).max()
+            answers, book.left_out(penalty), rtol=1e-9, atol=1e-9 * np.abs(book.errors).max()
         )
 
 
@@ -131,8 +131,8 @@ def test_rows_of_the_tall_form_may_come_in_parts(digits: Dataset, shared: Any) -
     sums = RidgeSums(48, 10)
     sums.add(book.psi, book.errors)
     path = sums.path()
-    whole = path.at(book.psi, book.errors).left_out(3.0)
-    parts = [path.at(book.psi[at], book.errors[at]).left_out(3.0) for at in (slice(50), slice(50, 130))]
+    (whole,) = path.left_out([3.0], book.psi, book.errors)
+    parts = [next(path.left_out([3.0], book.psi[at], book.errors[at])) for at in (slice(50), slice(50, 130))]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-12, atol=1e-13)
 
 

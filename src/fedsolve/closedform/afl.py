@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_rows, check_weight
-from fedsolve.backends import kernels_on
+from fedsolve.backends import NUMPY, Kernels, host, kernels_on
 from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.one_exchange import OneExchangeRun
 from fedsolve.closedform.predictors import LinearModel
@@ -115,37 +115,36 @@ class AFL(Method[LinearModel]):
             raise DataError("ridge='auto' needs sums that were collected for it. Collect them with it.")
         check_rows(total.count("rows"))
         weight = check_weight(float(total["weight"][0]))
-        gram, cross, label_square = total["gram"], total["cross"], float(total["label_square"].sum())
-        if self.intercept:
-            mean, target = total["feature"] / weight, total["target"] / weight
-            gram = gram - weight * np.outer(mean, mean)
-            cross = cross - weight * np.outer(mean, target)
-            label_square -= weight * float(target @ target)
+        gram, cross, _, target = self._centred(total, NUMPY)
+        label_square = float(total["label_square"].sum()) - weight * float(target @ target)
         # Weights of whole numbers stand for rows that are there so often; shares of one do not.
         rows = max(weight, float(total.count("counted")))
         ridge, ridges, errors = gcv_ridge(gram, cross, label_square, rows, int(self.intercept))
         return replace(self, ridge=ridge), {"ridges": ridges, "errors": errors}
 
+    def _centred(self, total: Total, kernels: Kernels) -> tuple[Array, Array, Array, Array]:
+        """G and H, about the means of x and y where there is an intercept; and these means, else zeros."""
+        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
+        if not self.intercept:
+            return gram, cross, np.zeros(len(gram)), np.zeros(cross.shape[1])
+        weight = check_weight(float(total["weight"][0]))
+        mean, target = total["feature"] / weight, total["target"] / weight
+        gram = gram - kernels.array(weight * np.outer(mean, mean))
+        cross = cross - kernels.array(weight * np.outer(mean, target))
+        return gram, cross, mean, target
+
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
         assert self.ridge != "auto"
         check_sums(total, spec)
-        kernels = kernels_on(spec.device)
-        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
-        intercept = np.zeros(spec.outputs)
         if self.head != "ridge":
             if spec.classes is None:
                 raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
-            sums = total["gram"], total["cross"], total["label_square"]
-            solution, intercept = solve_head(self.head, *sums, self.ridge)
-        elif self.intercept:
-            weight = check_weight(float(total["weight"][0]))
-            mean, target = total["feature"] / weight, total["target"] / weight
-            gram = gram - kernels.array(weight * np.outer(mean, mean))
-            cross = cross - kernels.array(weight * np.outer(mean, target))
-            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
-            intercept = target - mean @ solution
+            gram, cross, counts = (total[name] for name in SUMS)
+            solution, intercept = solve_head(self.head, gram, cross, counts, self.ridge)
         else:
-            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
+            gram, cross, mean, target = self._centred(total, kernels_on(spec.device))
+            solution = host(ridge_solve(gram, cross, self.ridge))
+            intercept = target - mean @ solution
         return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
 
 

@@ -70,13 +70,6 @@ def flattest(last: Array, first: Array) -> tuple[float, Array]:
     return float(share[0]), np.asarray(directions[:, 0])
 
 
-def symmetric(upper: Array, side: int) -> Array:
-    """The matrix of this upper triangle, row by row."""
-    whole = np.zeros((side, side))
-    whole[np.triu_indices(side)] = upper
-    return whole + np.triu(whole, 1).T
-
-
 def bordered(gram: Array, weight: float) -> Array:
     """The Gram matrix of [x, 1], of rows counted from their mean, from that of x and the sum of weights."""
     whole = np.zeros((len(gram) + 1, len(gram) + 1))

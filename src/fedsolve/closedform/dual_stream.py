@@ -232,11 +232,11 @@ class _RefinementRows:
         self._refinement = refinement
         self._shared = shared
         self._data = data
-        labels = data.own_labels()
+        labels, weights = data.own_labels(), data.own_weights()
         self.codes = None if shared.classes is None else encode_labels(labels, shared.classes)
         self._values = regression_targets(labels, shared.outputs) if shared.classes is None else None
-        self.weights = data.own_weights()
-        self._roots = None if self.weights is None else np.sqrt(self.weights)
+        self.weights = np.ones(len(data)) if weights is None else weights
+        self._roots = np.sqrt(self.weights)
 
     def spans(self) -> Iterator[slice]:
         return chunks(len(self._data), self._refinement.width)
@@ -248,7 +248,7 @@ class _RefinementRows:
             inputs = self._inputs(span)
             estimates[span] = self._shared.estimates(inputs)
             if sums is not None:  # both factors of a sum carry the root of the weight
-                root = 1.0 if self._roots is None else self._roots[span, None]
+                root = self._roots[span, None]
                 sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
         return estimates
 
@@ -257,37 +257,34 @@ class _RefinementRows:
         size = sums.size()
         if size == 0:
             return _NO_SCALE
-        total = float(len(self._data)) if self.weights is None else float(np.sum(self.weights))
-        ridges = size / total * np.array(RIDGES)
-        path = sums.path()
+        unit = size / float(np.sum(self.weights))
+        ridges = unit * np.array(RIDGES)
+        path, counted = sums.path(), self.weights[:, None]
         residuals = self._targets(slice(None)) - estimates
-        counted = np.ones((len(residuals), 1)) if self.weights is None else self.weights[:, None]
         inner, power = np.zeros(len(ridges)), np.zeros(len(ridges))
-        for span, features, roots in self._read(whole=path.short):
-            rows = path.at(features, residuals[span], roots)
-            for position, ridge in enumerate(ridges):
-                answers = rows.left_out(ridge)
+        for span, features in self._read(whole=path.short):
+            each = path.left_out(ridges, features, residuals[span], self._roots[span])
+            for position, answers in enumerate(each):
                 inner[position] += np.sum(counted[span] * residuals[span] * answers)
                 power[position] += np.sum(counted[span] * answers**2)
         chosen = choose_ridge(inner, power, float(np.sum(counted * residuals**2)), balance)
-        return size / total * UNINFORMED if chosen is None else float(ridges[chosen])
+        return unit * UNINFORMED if chosen is None else float(ridges[chosen])
 
     def balance(self, solution: RidgeSolution, estimates: Array) -> float:
         """The balance for these rows, all of which the solution has seen; see `balance`."""
         residuals = self._targets(slice(None)) - estimates
         answers = np.empty_like(residuals)
-        for span, features, roots in self._read(whole=solution.short):
-            answers[span] = solution.left_out(features, residuals[span], roots)
+        for span, features in self._read(whole=solution.short):
+            answers[span] = solution.left_out(features, residuals[span], self._roots[span])
         return choose_balance(estimates, residuals, answers, self.codes, self.weights)
 
-    def _read(self, whole: bool) -> Iterator[tuple[slice, Array, Array | None]]:
-        """Spans of rows, their Ψ and the roots of their weights: in parts, or all at once (short form)."""
+    def _read(self, whole: bool) -> Iterator[tuple[slice, Array]]:
+        """Spans of rows with their Ψ: in parts, or all at once (short form)."""
         psi = (self._features(self._inputs(span)) for span in self.spans())
         if whole and len(self._data):
-            yield slice(None), np.concatenate(list(psi)), self._roots
-            return
-        for span, features in zip(self.spans(), psi, strict=True):
-            yield span, features, None if self._roots is None else self._roots[span]
+            yield slice(None), np.concatenate(list(psi))
+        else:
+            yield from zip(self.spans(), psi, strict=True)
 
     def _inputs(self, span: slice) -> Array:
         # As they are stored: a network reads bytes on another scale than numbers.
@@ -297,10 +294,9 @@ class _RefinementRows:
         return self._refinement.features(prepared(self._shared, inputs))
 
     def _targets(self, span: slice) -> Array:
-        if self.codes is None:
-            assert self._values is not None
+        if self._values is not None:
             return self._values[span].astype(np.float64)
-        targets: Array = np.eye(self._shared.outputs)[self.codes[span]]
+        targets: Array = np.eye(self._shared.outputs)[self.codes[span]]  # type: ignore[index]
         return targets
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from fedsolve.closedform import afl
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL, drawn_from, trial_landmarks
 from fedsolve.closedform.landmarks import KernelModel, landmark_agreement
+from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.rbf import available_memory, check_memory
 from fedsolve.closedform.softmax import Softmax, SoftmaxRun
-from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.closedform.sums import base_block
 from fedsolve.federation.method import Method, Request, Spec, Total
 from fedsolve.parameters import parameter

@@ -18,7 +18,7 @@ from fedsolve.closedform.solvers import Sandwich
 from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_from_note
-from fedsolve.model import Model
+from fedsolve.model import Model, model_from_contents
 from fedsolve.tables.preparation import Preparation
 
 _PASS_BYTES = 128 << 20
@@ -63,13 +63,72 @@ class LinearModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> LinearModel:
-        return cls(
-            arrays["weight"],
-            arrays["intercept"],
-            labels_from_note(note["classes"]),
-            preparation_from(arrays),
-            note["parameters"],
-        )
+        return cls(*linear_parts(arrays, note))
+
+
+def linear_parts(
+    arrays: dict[str, Array], note: dict[str, Any]
+) -> tuple[Array, Array, Array | None, Preparation | None, dict[str, Any]]:
+    """What a linear model is made of, from its file."""
+    classes, preparation = labels_from_note(note["classes"]), preparation_from(arrays)
+    return arrays["weight"], arrays["intercept"], classes, preparation, note["parameters"]
+
+
+class SoftmaxModel(LinearModel):
+    """Logits x W + b and their softmax.
+
+    base: the model whose representation the weights belong to.
+    """
+
+    family: ClassVar[str] = "softmax"
+    logits = True
+
+    def __init__(
+        self,
+        weight: Array,
+        intercept: Array,
+        classes: Array | None,
+        preparation: Preparation | None = None,
+        parameters: dict[str, Any] | None = None,
+        base: Any = None,
+    ) -> None:
+        super().__init__(weight, intercept, classes, preparation, parameters)
+        self.base = base
+        self.features = len(weight) if base is None else base.features
+
+    def scores(self, features: Array) -> Array:
+        if self.base is not None:
+            features = self.base.placed(self.device).transform(features)
+        return super().scores(features)
+
+    def plain(self) -> tuple[Array, Array]:
+        """Weights (features, classes) and intercepts for rows as they come: neither centred nor scaled."""
+        if self.preparation is None:
+            return self.weight, self.intercept
+        weight = self.weight / self.preparation.scale[:, None]
+        return weight, self.intercept - self.preparation.mean @ weight
+
+    @property
+    def column_moments(self) -> Preparation | None:
+        """As for every model: of the columns that come in, not of a representation of them."""
+        if self.base is None or self.preparing is not None:
+            return super().column_moments
+        found: Preparation | None = self.base.column_moments
+        return found
+
+    def arrays(self) -> dict[str, Array]:
+        base = {} if self.base is None else self.base.contents()[0]
+        return super().arrays() | {f"base.{name}": array for name, array in base.items()}
+
+    def note(self) -> dict[str, Any]:
+        return super().note() | ({} if self.base is None else {"base": self.base.contents()[1]})
+
+    @classmethod
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> SoftmaxModel:
+        base = None
+        if "base" in note:
+            base = model_from_contents(with_prefix(arrays, "base."), note["base"])
+        return cls(*linear_parts(arrays, note), base)
 
 
 class StagedModel(Model):

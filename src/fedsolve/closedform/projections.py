@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,41 @@ from fedsolve.errors import FedsolveError, ModelFileError, TermError
 from fedsolve.federation.messages import Chain
 
 _CACHED_BYTES = 256 << 20
-_cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
+_cache: OrderedDict[tuple[str, Drawn], Projection] = OrderedDict()
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Which projection: entries are uniform in ±gain / sqrt(inputs); without a bias its row is zeros."""
+
+    seed: int
+    role: str
+    layer: int
+    inputs: int
+    outputs: int
+    gain: float = 1.0
+    dtype: str = "float64"
+    bias: bool = True
+
+    def make(self, kernels: Kernels = NUMPY) -> Array:
+        """Its numbers, (inputs + 1, outputs), with the same bits wherever they are made."""
+        scale = float(self.gain / np.sqrt(np.float64(self.inputs)))
+        key = uniform_key(self.seed, self.role, self.layer, self.inputs, self.outputs)
+        values = kernels.uniforms(key, (self.inputs + 1) * self.outputs)
+        values *= 2.0
+        values -= 1.0
+        values *= scale
+        values = kernels.array(values, self.dtype).reshape(self.inputs + 1, self.outputs)
+        if not self.bias:
+            values[self.inputs] = 0.0
+        if kernels is NUMPY:
+            values.setflags(write=False)
+        return values
+
+    @property
+    def nbytes(self) -> int:
+        return self.inputs * self.outputs * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -36,16 +69,15 @@ class Projection:
     """
 
     take: Callable[[], Array]
-    inputs: int
-    nbytes: int
+    drawn: Drawn
 
     @property
     def weight(self) -> Array:
-        return self.take()[: self.inputs]
+        return self.take()[: self.drawn.inputs]
 
     @property
     def bias(self) -> Array:
-        bias: Array = self.take()[self.inputs]
+        bias: Array = self.take()[self.drawn.inputs]
         return bias
 
     def apply(self, rows: Array, out: Array | None = None) -> Array:
@@ -64,57 +96,23 @@ def projection(
     kernels: Kernels = NUMPY,
     bias: bool = True,
 ) -> Projection:
-    """The projection of this seed, role and layer; entries uniform in ±gain / sqrt(inputs), no bias if asked.
+    """The projection that `Drawn` describes, made where the kernels compute.
 
-    It is made where the kernels compute, with the same bits everywhere. Recently made ones are remembered
-    (up to 256 MB on each device): all clients of a process share them.
+    Those made last are remembered (up to 256 MB on each device): all clients of a process share them.
     """
-    key = kernels.device, seed, role, layer, inputs, outputs, gain, dtype, bias
+    drawn = Drawn(seed, role, layer, inputs, outputs, gain, dtype, bias)
+    key = kernels.device, drawn
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
         else:
-            take = kernels.aside(
-                lambda: _make(seed, role, layer, inputs, outputs, gain, dtype, kernels, bias)
-            )
-            _cache[key] = Projection(take, inputs, inputs * outputs * np.dtype(dtype).itemsize)
-            _forget(kernels.device)
+            _cache[key] = Projection(kernels.aside(partial(drawn.make, kernels)), drawn)
+            held = [other for other in _cache if other[0] == kernels.device]
+            size = sum(other[1].nbytes for other in held)
+            for other in held[:-1]:  # the one not used for longest comes first
+                if size > _CACHED_BYTES:
+                    size -= _cache.pop(other).drawn.nbytes
         return _cache[key]
-
-
-def _forget(device: str) -> None:
-    """Drop what was not used for longest, until a device holds no more than it may."""
-    held = [key for key in _cache if key[0] == device]
-    size = sum(_cache[key].nbytes for key in held)
-    for key in held[:-1]:
-        if size <= _CACHED_BYTES:
-            return
-        size -= _cache.pop(key).nbytes
-
-
-def _make(
-    seed: int,
-    role: str,
-    layer: int,
-    inputs: int,
-    outputs: int,
-    gain: float,
-    dtype: str,
-    kernels: Kernels = NUMPY,
-    bias: bool = True,
-) -> Array:
-    """The numbers of a projection, (inputs + 1, outputs)."""
-    scale = float(gain / np.sqrt(np.float64(inputs)))
-    values = kernels.uniforms(uniform_key(seed, role, layer, inputs, outputs), (inputs + 1) * outputs)
-    values *= 2.0
-    values -= 1.0
-    values *= scale
-    values = kernels.array(values, dtype).reshape(inputs + 1, outputs)
-    if not bias:
-        values[inputs] = 0.0
-    if kernels is NUMPY:
-        values.setflags(write=False)
-    return values
 
 
 def projection_agreement(seed: int) -> dict[str, Any]:
@@ -125,7 +123,7 @@ def projection_agreement(seed: int) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
-    small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
+    small = Drawn(seed, "fingerprint", 0, 7, 9).make()
     return hashlib.sha256(small.tobytes()).hexdigest()[:32]
 
 

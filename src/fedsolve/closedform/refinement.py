@@ -8,7 +8,7 @@ The sums stay with the rows and are never sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, eigh, solve_triangular
@@ -136,7 +136,7 @@ class RidgeSolution:
         nearly interpolated: the first formula would then divide differences that are lost in rounding, and
         the second never forms them. Rows that determine their own fit (h = 1) get 0: there is no prediction.
         """
-        scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
+        scale = _column(roots, len(features))
         with blas_threads(1):
             if self.short:
                 return self._left_out_short(features, residuals, scale)
@@ -153,9 +153,7 @@ class RidgeSolution:
 
     def _left_out_tall(self, features: Array, residuals: Array, scale: Array) -> Array:
         free = 1.0 - _squares(self._whitened((features * scale).T))[:, None]
-        errors = residuals - features @ self.weight
-        wrong = np.divide(errors, free, out=np.array(residuals), where=free > _CERTAIN)
-        return np.asarray(residuals - wrong)
+        return _predicted(residuals, residuals - features @ self.weight, free)
 
     def _whitened(self, columns: Array) -> Array:
         """Columns whose squares sum to ψᵀ (ΨᵀΨ + ridge I)^-1 ψ."""
@@ -192,47 +190,40 @@ class RidgePath:
                 self._values, self._vectors = _spectrum(gram, lower=False)
                 self._cross = self._vectors.T @ cross
 
-    def at(self, features: Array, residuals: Array, roots: Array | None = None) -> LeftOut:
-        """These rows in the basis of the eigenvectors; arguments as for `RidgeSolution.left_out`."""
-        scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
-        with blas_threads(1):
-            if not self.short:
-                turned = features @ self._vectors
-                return LeftOut(self._values, turned, self._cross, residuals, scale, short=False)
+    def left_out(
+        self, ridges: Iterable[float], features: Array, residuals: Array, roots: Array | None = None
+    ) -> Iterator[Array]:
+        """f (rows, outputs) under each ridge; the other arguments are those of `RidgeSolution.left_out`."""
+        scale = _column(roots, len(features))
+        if self.short:
             weighted = features * scale
-            values, vectors = _spectrum(weighted @ weighted.T, lower=True)
-            return LeftOut(values, vectors, vectors.T @ (residuals * scale), residuals, scale, short=True)
+            with blas_threads(1):
+                values, turned = _spectrum(weighted @ weighted.T, lower=True)
+                cross = turned.T @ (residuals * scale)
+        else:
+            values, cross = self._values, self._cross
+            with blas_threads(1):
+                turned = features @ self._vectors
+        squared = turned**2
+        for ridge in ridges:
+            shrunk = 1.0 / (values + ridge)
+            with blas_threads(1):
+                leverage = (squared @ shrunk)[:, None]
+                fitted = turned @ (shrunk[:, None] * cross)
+            if self.short:
+                yield residuals - fitted / (leverage * scale)
+            else:
+                yield _predicted(residuals, residuals - fitted, 1.0 - leverage * scale**2)
 
 
-class LeftOut:
-    """Rows in the basis of the eigenvectors, ready to be left out under one ridge after another.
+def _predicted(residuals: Array, errors: Array, free: Array) -> Array:
+    """e - error / (1 - h), and 0 for rows that determine their own fit."""
+    wrong = np.divide(errors, free, out=np.array(residuals), where=free > _CERTAIN)
+    return np.asarray(residuals - wrong)
 
-    turned: ΨV (tall) or U (short). cross: VᵀΨᵀE or UᵀE. residuals: E. scale: roots of the rows' weights.
-    """
 
-    def __init__(
-        self, values: Array, turned: Array, cross: Array, residuals: Array, scale: Array, *, short: bool
-    ) -> None:
-        self._values = values
-        self._turned = turned
-        self._squared = turned**2
-        self._cross = cross
-        self._residuals = residuals
-        self._scale = scale
-        self._short = short
-
-    def left_out(self, ridge: float) -> Array:
-        """f (rows, outputs), as in `RidgeSolution.left_out`."""
-        shrunk = 1.0 / (self._values + ridge)
-        with blas_threads(1):
-            leverage = (self._squared @ shrunk)[:, None]
-            fitted = self._turned @ (shrunk[:, None] * self._cross)
-        if self._short:
-            return np.asarray(self._residuals - fitted / (leverage * self._scale))
-        free = 1.0 - leverage * self._scale**2
-        errors = self._residuals - fitted
-        wrong = np.divide(errors, free, out=np.array(self._residuals), where=free > _CERTAIN)
-        return np.asarray(self._residuals - wrong)
+def _column(roots: Array | None, rows: int) -> Array:
+    return np.ones((rows, 1)) if roots is None else roots.reshape(-1, 1)
 
 
 def _spectrum(system: Array, lower: bool) -> tuple[Array, Array]:

@@ -36,7 +36,7 @@ from fedsolve.closedform.curvature import (
 )
 from fedsolve.closedform.descent import Descent, curves_upwards, direction
 from fedsolve.closedform.linear_heads import NEVER
-from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.solvers import EPS
 from fedsolve.closedform.sums import (
     MOMENTS,
@@ -450,7 +450,6 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
             preparation_in(self.chain),
             {**self.method.parameters(), "ridge": self.ridge},
             base_of(self.chain),
-            features=self.spec.features,
         )
 
 

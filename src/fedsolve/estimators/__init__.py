@@ -20,8 +20,8 @@ from fedsolve.arrays import Array
 from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.landmarks import KernelModel
+from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.softmax import Softmax
-from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.errors import DataError
 from fedsolve.estimators.estimator_bases import (
     DeepSilo,

@@ -18,9 +18,8 @@ from fedsolve.closedform.apfl import APFLModel
 from fedsolve.closedform.cascade import CascadeModel
 from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.closedform.landmarks import KernelModel
-from fedsolve.closedform.predictors import DeepModel, LinearModel
+from fedsolve.closedform.predictors import DeepModel, LinearModel, SoftmaxModel
 from fedsolve.closedform.projections import Projection, projection
-from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.errors import DataError
 from fedsolve.export.onnx_graph import OnnxGraph
 from fedsolve.export.onnx_values import Value

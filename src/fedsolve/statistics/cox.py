@@ -20,9 +20,9 @@ import numpy as np
 from scipy.stats import chi2, norm
 
 from fedsolve.arrays import Array
-from fedsolve.closedform.curvature import symmetric
 from fedsolve.errors import DataError
 from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
+from fedsolve.federation.messages import unpack_triangle
 from fedsolve.federation.method import Laws, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.parameters import parameter
@@ -188,7 +188,7 @@ def _by_cells(sums: Mapping[str, Array], deaths: Array, times: Array) -> dict[st
 
     def second(held: Array, off: Array) -> Array:
         upper = held @ sums["s2"] - (off @ sums["d2"] if "d2" in sums else 0.0)
-        return symmetric(upper, sums["s1"].shape[1])
+        return unpack_triangle(upper)
 
     return partial(sums, second, deaths, times)
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.polynomial.chebyshev import Chebyshev, chebfit, chebval
 
 from fedsolve.arrays import Array
-from fedsolve.closedform.curvature import symmetric
 from fedsolve.errors import DataError
 from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
+from fedsolve.federation.messages import unpack_triangle
 from fedsolve.federation.method import Laws, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.registry import register
@@ -103,7 +103,7 @@ def _at(design: Design, gram: Array, off: Array, log: float) -> tuple[float, Arr
     gram: of [x, y - mean]. off: what the ratio takes off it; log: log|V|.
     """
     keep = np.append(design.kept, True)
-    whole = (gram - symmetric(off, len(keep)))[np.ix_(keep, keep)]
+    whole = (gram - unpack_triangle(off))[np.ix_(keep, keep)]
     inner, side = whole[:-1, :-1], whole[:-1, -1]
     found, free = np.linalg.solve(inner, side), design.used - len(inner)
     left = float(whole[-1, -1] - side @ found)
