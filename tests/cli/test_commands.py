@@ -19,8 +19,8 @@ import fedsolve as fs
 from fedsolve import registry
 from fedsolve.cli.main import COMMANDS
 from fedsolve.federation.recipe import exchanges
-from fedsolve.scoring.confusion import Confusion
 from fedsolve.scoring.evaluation_page import class_table, confusion_table
+from fedsolve.scoring.quality import Confusion
 from tests.command import document, fedsolve, refused, told
 
 SMALL = ("--method", "deepafl", "--layers", "2", "--width", "24", "--clients", "5", "--workers", "1")

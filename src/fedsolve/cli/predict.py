@@ -27,16 +27,14 @@ from fedsolve.gradient.network_model import GradientModel
 from fedsolve.labels import encode_labels
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
-from fedsolve.scoring.confusion import Confusion
 from fedsolve.scoring.doubts import caveats, majority_doubt, mean_doubt
 from fedsolve.scoring.evaluation import Found, evaluation_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
-from fedsolve.scoring.label_quality import LabelsEvaluation
 from fedsolve.scoring.lockstep import Layered
 from fedsolve.scoring.predictions import predicted, predicted_in_parts
-from fedsolve.scoring.quality import Evaluation, Threshold
+from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
 from fedsolve.scoring.tallies import tally
 from fedsolve.tables.npz import TrainOrTest

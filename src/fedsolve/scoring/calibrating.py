@@ -37,15 +37,13 @@ from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.preparing import LARGEST
 from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training, scores_in
-from fedsolve.labels import encode_labels, label_matrix
 from fedsolve.model import Model
 from fedsolve.scoring.candidates import sums_of_rows
-from fedsolve.scoring.evaluation import tally_of
-from fedsolve.scoring.label_quality import labels_evaluation
+from fedsolve.scoring.evaluation import evaluation_from, sums_of
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
-from fedsolve.scoring.quality import Evaluation
+from fedsolve.scoring.predictions import truth_of
 from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
-from fedsolve.scoring.tallies import COUNTS, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, tally_term
 
 LOSSES, TALLY = "calibrate", "calibrate-tally"
 
@@ -132,14 +130,10 @@ class CalibrationRun(HeldOutRun):
             model.calibration = self.found.get("shared")
 
     def _measure(self, total: Total) -> None:
-        sums = tally_from(total.term.arrays)
-        histogram: Array | None = sums["histogram"][..., 0, :, :].astype(np.int32)
-        if self.spec.labels:
-            seen: Evaluation = labels_evaluation(next(iter(self.models.values()))[0], sums)
-        else:
-            assert self.spec.classes is not None
-            seen = Evaluation(self.spec.classes, sums, calibrated=True)
-            histogram = histogram if self.spec.outputs == 2 else None
+        seen = evaluation_from(next(iter(self.models.values()))[0], total)
+        histogram: Array | None = None
+        if self.spec.labels or self.spec.outputs == 2:
+            histogram = seen.sums["histogram"][..., 0, :, :].astype(np.int32)
         metrics = {name: value if np.isfinite(value) else None for name, value in seen.measures().items()}
         shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
         self.found["shared"], self._complete = shared, True
@@ -189,18 +183,16 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
     for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         scored: dict[str, tuple[Array, Array]] = {}
+        truth = truth_of(model, rows.own_labels())
         if model.labels:
-            truth = label_matrix(rows.own_labels(), model.labels).astype(np.int64)
             for place, score in enumerate(_scores(model, rows).T):
                 scored[f"label{place}"] = np.column_stack([1.0 - score, score]), truth[:, place]
         else:
-            assert model.classes is not None
-            codes = encode_labels(rows.own_labels(), model.classes)
             if "shared" in names:
-                scored["shared"] = _scores(model, rows), codes
+                scored["shared"] = _scores(model, rows), truth
             if "own" in names:
                 own = model.personalised(held.rest.of(data), memory.states)
-                scored["own"] = _scores(own, rows), codes
+                scored["own"] = _scores(own, rows), truth
         found.append((scored, len(rows), rows.own_weights()))
     return found
 
@@ -213,7 +205,7 @@ def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         count += len(rows)
-        for name, more in tally_of(model, rows).items():
+        for name, more in sums_of(model, rows).items():
             whole[name] = whole[name] + more if name in whole else more
     return tally_term(whole, count)
 

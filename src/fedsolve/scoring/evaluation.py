@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -12,11 +14,10 @@ from fedsolve.federation.engine import Federation
 from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.labels import encode_labels, label_matrix
-from fedsolve.scoring.label_quality import labels_evaluation, labels_tally
-from fedsolve.scoring.quality import Evaluation
+from fedsolve.scoring.predictions import truth_of
+from fedsolve.scoring.quality import Evaluation, LabelsEvaluation
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, add_tally, empty_tally, tally_from, tally_term
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -54,25 +55,24 @@ def evaluate(
 
 
 def evaluation_from(model: Model, total: Total) -> Found:
-    """The evaluation that the clients' tallies add up to."""
-    arrays = total.term.arrays
-    if model.regression:
-        return RegressionEvaluation(total.count("rows"), arrays, origin_of(model), model.spread)
-    if model.labels:
-        return labels_evaluation(model, tally_from(arrays))
-    assert model.classes is not None
-    return Evaluation(model.classes, tally_from(arrays), model.calibration is not None)
+    """The evaluation that the clients' sums add up to."""
+    return _evaluation(model, total.count("rows"), tally_from(total.term.arrays))
 
 
 def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
     """The same of rows that lie here."""
     data = ClientData(features, labels, schema=model.schema if model.preparing is not None else None)
+    return _evaluation(model, len(data), sums_of(model, data))
+
+
+def _evaluation(model: Model, rows: int, sums: dict[str, Array]) -> Found:
     if model.regression:
-        return RegressionEvaluation(len(data), error_sums(model, data), origin_of(model), model.spread)
+        return RegressionEvaluation(rows, sums, origin_of(model), model.spread)
+    calibrated = model.calibration is not None
     if model.labels:
-        return labels_evaluation(model, labels_tally(model, data))
+        return LabelsEvaluation(np.arange(2), sums, calibrated, model.labels)
     assert model.classes is not None
-    return Evaluation(model.classes, tally_of(model, data), model.calibration is not None)
+    return Evaluation(model.classes, sums, calibrated)
 
 
 def about(
@@ -80,10 +80,14 @@ def about(
     model: Model,
     clients: tuple[str, ...],
     part: Part | None = None,
-    exchange: int = 0,
+    at: Mapping[str, Array] = MappingProxyType({}),
     **more: Any,
 ) -> Request:
-    """A question about a model, which goes with it; clients need not know a run. more: added to its note."""
+    """A question about a model, which goes with it; clients need not know a run.
+
+    at: further arrays, by the names that `with_prefix(request.arrays, "at.")` gives back. more: added to its
+    note.
+    """
     if model.private:
         raise DataError(
             "this model belongs to one client; an evaluation would send it to all of them. Score it where "
@@ -91,56 +95,61 @@ def about(
         )
     arrays, note = model.contents()
     note = {**note, **more, **({} if part is None else part.note())}
-    return Request(kind, exchange, 0, clients, note=note, arrays=arrays)
+    arrays |= {f"at.{name}": array for name, array in at.items()}
+    return Request(kind, 0, 0, clients, note=note, arrays=arrays)
+
+
+def model_about(request: Request, memory: Memory) -> Model:
+    """The model that a question is about, where the client computes."""
+    from fedsolve.model import model_from_contents
+
+    own = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
+    return model_from_contents(own, dict(request.note)).placed(memory.device)
 
 
 @step("tally", over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of this client's rows."""
-    from fedsolve.model import model_from_contents
-
-    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
-    return tally_term_of(model, data)
+    return tally_term(sums_of(model_about(request, memory), data), len(data))
 
 
-def tally_term_of(model: Model, data: ClientData) -> Term:
-    """What a client sends about its rows."""
+def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
+    """What an evaluation needs of a client's rows, some of them at a time.
+
+    Of several labels a row: the tally of each by itself, along a first axis, and `exact`, the rows of which
+    every label is right.
+    """
     if model.regression:
-        return Term(error_sums(model, data), {"rows": len(data)})
-    return tally_term(tally_of(model, data), len(data))
-
-
-def tally_of(model: Model, data: ClientData) -> dict[str, Array]:
-    """The tally of a client's rows, some of them at a time."""
+        return error_sums(model, data)
+    truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
+    sums = empty_tally(2 if model.labels else model.outputs)
     if model.labels:
-        return labels_tally(model, data)
-    assert model.classes is not None
-    codes = encode_labels(data.own_labels(), model.classes)
-    sums = empty_tally(len(model.classes))
+        sums = {name: np.repeat(array[None], model.outputs, axis=0) for name, array in sums.items()}
+    each = [{name: array[place] for name, array in sums.items()} for place in range(len(model.labels))]
+    exact = 0
     for span in data.spans():
-        answers, probabilities = model.told(data.features(span, data.source.dtype))
-        for name, more in tally(probabilities, answers, codes[span], data.cells is not None).items():
-            sums[name] += more
-    return sums
+        answers, shares = model.told(data.features(span, data.source.dtype))
+        if not model.labels:
+            add_tally(sums, shares, answers, truth[span], coarse)
+            continue
+        for place, of_label in enumerate(shares.T):
+            two = np.column_stack([1.0 - of_label, of_label])
+            add_tally(each[place], two, answers[:, place], truth[span, place], coarse)
+        exact += int(np.sum((answers == truth[span]).all(axis=1)))
+    return sums | ({"exact": np.array([float(exact)])} if model.labels else {})
 
 
 @step("evaluate", over_rows=True)
 def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
     """Correct predictions and rows; for regression the sums that R² needs."""
-    from fedsolve.model import model_from_contents
-
-    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
-    labels = data.own_labels()
+    model, labels = model_about(request, memory), data.own_labels()
     if model.regression:
         errors = error_sums(model, data)["errors"]
         return Term(
             {"error_square": errors[2], "target": errors[4], "target_square": errors[5]}, {"rows": len(data)}
         )
-    if model.labels:
-        labels = label_matrix(labels, model.labels)
-    else:
-        assert model.classes is not None
-        encode_labels(labels, model.classes)
+    truth = truth_of(model, labels)  # refuses labels that the model does not know
+    labels = truth if model.labels else labels
     correct = sum(
         int(np.sum(model.predict(data.features(span, data.source.dtype)) == labels[span]))
         for span in data.spans()

@@ -11,12 +11,10 @@ import numpy as np
 from fedsolve.calibration import REACH
 from fedsolve.pages.templates import render
 from fedsolve.pages.words import percent, short
-from fedsolve.scoring.confusion import Confusion
 from fedsolve.scoring.evaluation import Found
 from fedsolve.scoring.groups import Grouped
 from fedsolve.scoring.importance import Importance, LabelsImportance
-from fedsolve.scoring.label_quality import LabelsEvaluation
-from fedsolve.scoring.quality import Evaluation, Threshold
+from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
 from fedsolve.scoring.tallies import wilson
 

@@ -20,12 +20,19 @@ from fedsolve.federation.engine import Federation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import number
-from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.evaluation import Found, about, evaluation_from, evaluation_of, tally_term_of
-from fedsolve.scoring.label_quality import LabelsEvaluation
+from fedsolve.model import Model
+from fedsolve.scoring.evaluation import (
+    Found,
+    about,
+    evaluation_from,
+    evaluation_of,
+    model_about,
+    sums_of,
+)
 from fedsolve.scoring.lockstep import enter_term, share_of
+from fedsolve.scoring.quality import LabelsEvaluation
 from fedsolve.scoring.residuals import FEWEST
-from fedsolve.scoring.tallies import COUNTS
+from fedsolve.scoring.tallies import COUNTS, tally_term
 from fedsolve.tables.table_file import Table
 
 OTHERS = "(others)"
@@ -158,9 +165,10 @@ def _category(model: Model, by: str) -> dict[str, int]:
 @step(KIND, over_rows=True, counts=COUNTS)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The tally of every group of this client's rows, each under its number."""
-    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
+    model = model_about(request, memory)
     whole = Term()
     for name, place in enumerate(_category(model, request.note["by"]).values()):
         inside = data.features(slice(None))[:, place] == 1
-        enter_term(whole, str(name), tally_term_of(model, data.taking(inside)))
+        rows = data.taking(inside)
+        enter_term(whole, str(name), tally_term(sums_of(model, rows), len(rows)))
     return whole

@@ -24,9 +24,10 @@ from fedsolve.federation.folds import Part, row_hashes
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, Participant, step
-from fedsolve.labels import Task, encode_labels, label_matrix, regression_targets
-from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.evaluation import about
+from fedsolve.labels import Task
+from fedsolve.model import Model
+from fedsolve.scoring.evaluation import about, model_about
+from fedsolve.scoring.predictions import truth_of
 from fedsolve.tables.preparation import mean_and_deviation
 from fedsolve.tables.table_file import Table
 
@@ -84,10 +85,8 @@ def feature_importances(
         )
 
     def ask(kind: str, arrays: dict[str, Array], **note: Any) -> Any:
-        request = about(kind, model, federation.clients, part, importance=note)
-        named = {**request.arrays, **{f"asked.{name}": array for name, array in arrays.items()}}
-        asked = Request(kind, 0, 0, federation.clients, note=request.note, arrays=named)
-        return federation.exchange(asked, Chain())
+        request = about(kind, model, federation.clients, part, arrays, importance=note)
+        return federation.exchange(request, Chain())
 
     origin, unit = _steps(ask("column-scales", {})["moments"], *_reference(model))
     counts = np.rint(ask("column-histograms", {"origin": origin, "unit": unit})["counts"])
@@ -133,7 +132,7 @@ def _steps(moments: Array, reference: Array, scale: Array) -> tuple[Array, Array
 @step("column-scales")
 def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² of every feature, over the rows that have it."""
-    reference, scale = _reference(_model(request))
+    reference, scale = _reference(model_about(request, memory))
     sums = np.zeros((3, data.width))
     for values in _parts(data):
         there = ~np.isnan(values)
@@ -145,7 +144,7 @@ def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
 @step("column-histograms", counts=("counts",))
 def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows in every step of every feature, and those that lack it: (features, 2 STEPS + 2)."""
-    origin, unit = (request.arrays[f"asked.{name}"] for name in ("origin", "unit"))
+    origin, unit = (request.arrays[f"at.{name}"] for name in ("origin", "unit"))
     counts = np.zeros((data.width, 2 * STEPS + 2))
     for values in _parts(data):
         places = np.rint(np.clip((values - origin) / unit, -STEPS, STEPS)) + STEPS
@@ -158,15 +157,10 @@ def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Ter
 @step("column-losses")
 def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
     """For every column: the sum over rows of the rise of the log loss, of its square, and of answers lost."""
-    model, note = _model(request), request.note["importance"]
+    model, note = model_about(request, memory), request.note["importance"]
     groups, labels = column_groups(model), data.own_labels()
-    if model.labels:
-        truth = label_matrix(labels, model.labels).astype(np.int64)
-    elif model.classes is None:
-        truth = regression_targets(labels, model.outputs).astype(np.float64)
-    else:
-        truth = encode_labels(labels, model.classes)
-    asked = {name: request.arrays[f"asked.{name}"] for name in ("origin", "unit", "counts")}
+    truth = truth_of(model, labels)
+    asked = {name: request.arrays[f"at.{name}"] for name in ("origin", "unit", "counts")}
     several = (1 + len(model.labels),) if model.labels else ()
     sums = np.zeros((len(note["columns"]), *several, 3))
     start = 0
@@ -238,11 +232,6 @@ def _losses(model: Model, values: Array, truth: Array, dtype: Any) -> tuple[Arra
         return losses, right
     given = np.take_along_axis(probabilities, truth[:, None], axis=1)[:, 0]
     return -np.log(np.maximum(given, _LEAST)), answers == truth
-
-
-def _model(request: Request) -> Model:
-    own = {name: array for name, array in request.arrays.items() if not name.startswith("asked.")}
-    return model_from_contents(own, dict(request.note))
 
 
 def _parts(data: ClientData) -> Iterable[Array]:

@@ -21,10 +21,10 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import PART, Part, part_from
 from fedsolve.federation.meaning import differ_by_name, differs
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
-from fedsolve.federation.method import Method, Run, opening_classes
+from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
-from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
+from fedsolve.scoring.predictions import truth_of
 
 TRAINING, COMPARISON = "lockstep", "lockstep-comparison"
 
@@ -241,32 +241,28 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
 
     Of targets, the square of the squared error in place of mistakes.
     """
-    known, classes = _known_members(memory), opening_classes(memory.chain)
-    term = Term()
+    known, term = _known_members(memory), Term()
     for name, model, part in models_asked(request, memory):
         rows = known.part(data, part)
-        term.arrays[f"{name}.marks"] = _marks(model, rows, classes)
+        term.arrays[f"{name}.marks"] = _marks(model, rows)
         term.counts[f"{name}.rows"] = len(rows)
     return term
 
 
-def _marks(model: Model, rows: ClientData, classes: Array | None) -> Array:
+def _marks(model: Model, rows: ClientData) -> Array:
     layered = isinstance(model, Layered)
     stages: Callable[[Array], Array] = (
         model.staged_decision_function if layered else lambda features: model.estimates(features)[None]  # type: ignore[attr-defined]
     )
-    labels, weights = rows.own_labels(), rows.own_weights()
-    codes = None if classes is None else encode_labels(labels, classes)
+    truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
     marks = np.zeros((3, model.layers + 1 if layered else 1))  # type: ignore[attr-defined]
     for span in rows.spans():
         scores = stages(rows.features(span))
         counted = np.ones(scores.shape[1]) if weights is None else weights[span]
-        if codes is None:
-            targets = regression_targets(labels[span], model.outputs).astype(np.float64)
-        else:
-            targets = np.eye(model.outputs)[codes[span]]
+        counts = model.classes is not None
+        targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
         losses = np.sum((scores - targets) ** 2, axis=2)
-        wrong = losses**2 if codes is None else np.argmax(scores, axis=2) != codes[span]
+        wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
         marks[0] += counted.sum()
         marks[1] += wrong @ counted
         marks[2] += losses @ counted

@@ -1,4 +1,4 @@
-"""Predictions of models of every family on many rows, a part at a time: layers are never held whole."""
+"""Predictions of models of every family on many rows, a part at a time, and the truth beside them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.labels import encode_labels, label_matrix, regression_targets
 from fedsolve.model import Model
 
 _MANY = 65536
+
+
+def truth_of(model: Model, labels: Array) -> Array:
+    """Labels as a model's answers are: positions of classes (rows,), 0 and 1 (rows, labels), or targets."""
+    if model.classes is not None:
+        return encode_labels(labels, model.classes)
+    if model.labels:
+        return label_matrix(labels, model.labels).astype(np.int64)
+    return regression_targets(labels, model.outputs).astype(np.float64)
 
 
 def predicted(model: Model, features: Array, depth: dict[str, Any]) -> tuple[Array, Array, Array]:

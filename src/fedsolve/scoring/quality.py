@@ -1,4 +1,4 @@
-"""How good a classifier is, from sums over rows alone: `Evaluation`."""
+"""How good a classifier is, from sums over rows alone: `Evaluation`, `LabelsEvaluation`, `Confusion`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.scoring.tallies import NORMAL, RELIABILITY_BINS, area, at_threshold, resampled, wilson
+from fedsolve.labels import encode_labels
+from fedsolve.scoring.tallies import (
+    NORMAL,
+    RELIABILITY_BINS,
+    area,
+    at_threshold,
+    empty_tally,
+    resampled,
+    wilson,
+)
+
+MEASURES = ("accuracy", "balanced_accuracy", "auc", "auc_bound", "log_loss", "brier", "ece")
 
 LEVEL = 0.95
 """What share of the intervals is to hold the truth."""
@@ -196,8 +207,7 @@ class Evaluation:
 
     def measures(self) -> dict[str, float]:
         """The numbers by name, without tables."""
-        names = ("accuracy", "balanced_accuracy", "auc", "auc_bound", "log_loss", "brier", "ece")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in MEASURES}
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON values, NaN where a measure does not exist."""
@@ -217,6 +227,140 @@ class Evaluation:
             f"Evaluation({self.rows} rows: accuracy {self.accuracy:.4f}, AUC {self.auc:.4f} "
             f"± {self.auc_bound:.1g}, log loss {self.log_loss:.4f}, ECE {self.ece:.4f})"
         )
+
+
+@dataclass(frozen=True)
+class LabelsEvaluation(Evaluation):
+    """Measures of several labels a row: means over the labels that have them, and each label by its name."""
+
+    labels: tuple[str, ...] = ()
+
+    @cached_property
+    def by_label(self) -> dict[str, Evaluation]:
+        """The evaluation of each label by itself, of the classes 0 and 1."""
+        return {
+            name: Evaluation(self.classes, {key: self.sums[key][place] for key in empty_tally(2)})
+            for place, name in enumerate(self.labels)
+        }
+
+    @property
+    def rows(self) -> int:
+        return int(self.confusion[0].sum())
+
+    @property
+    def exact(self) -> float:
+        """The share of rows of which every label is right."""
+        return float(self.sums["exact"][0] / max(1, self.rows))
+
+    @property
+    def accuracy(self) -> float:
+        return self.measures()["accuracy"]
+
+    @property
+    def auc(self) -> float:
+        return self.measures()["auc"]
+
+    def measures(self) -> dict[str, float]:
+        """Means over the labels, of an AUC over those that some rows have and others lack; and `exact`."""
+        found = np.array([[getattr(one, name) for name in MEASURES] for one in self.by_label.values()])
+        there = np.isfinite(found)
+        with np.errstate(invalid="ignore"):
+            means = np.where(there, found, 0.0).sum(axis=0) / there.sum(axis=0)
+        return {"exact": self.exact, **dict(zip(MEASURES, means.tolist(), strict=True))}
+
+    def thresholds(self, chosen: Array, wanted: float) -> dict[str, Threshold]:
+        """What thresholds that were chosen on other rows reach here, by label."""
+        each = zip(self.by_label.items(), chosen.tolist(), strict=True)
+        return {name: one.threshold(probability, wanted) for (name, one), probability in each}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, NaN where a measure does not exist."""
+        return {
+            "rows": self.rows,
+            "calibrated": self.calibrated,
+            **self.measures(),
+            "labels": {
+                name: {
+                    "share": float(one.confusion[1].sum() / max(1, one.rows)),
+                    **one.measures(),
+                    "intervals": {key: list(pair) for key, pair in one.intervals.items()},
+                    "confusion": one.confusion.tolist(),
+                }
+                for name, one in self.by_label.items()
+            },
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"LabelsEvaluation({self.rows} rows, {len(self.labels)} labels: accuracy {self.accuracy:.4f}, "
+            f"all labels right {self.exact:.4f}, AUC {self.auc:.4f})"
+        )
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """counts: (classes, classes) numbers of rows, true class down, predicted class across."""
+
+    classes: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, labels: Array, predicted: Array, classes: Array) -> Confusion:
+        """The confusion of these predictions; labels outside `classes` are refused."""
+        counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+        np.add.at(counts, (encode_labels(labels, classes), encode_labels(predicted, classes)), 1)
+        return cls(classes, counts)
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def correct(self) -> int:
+        return int(np.trace(self.counts))
+
+    @property
+    def support(self) -> Array:
+        """Rows of each class."""
+        return np.asarray(self.counts.sum(axis=1))
+
+    @property
+    def precision(self) -> Array:
+        """Share of the rows predicted as a class that are of it; NaN where none was predicted."""
+        return _ratio(np.diag(self.counts), self.counts.sum(axis=0))
+
+    @property
+    def recall(self) -> Array:
+        """Share of a class's rows that were predicted as it; NaN where it has no rows."""
+        return _ratio(np.diag(self.counts), self.support)
+
+    @property
+    def f1(self) -> Array:
+        """2 TP / (2 TP + FP + FN); NaN where a class neither occurs nor is predicted."""
+        return _ratio(2 * np.diag(self.counts), self.counts.sum(axis=0) + self.support)
+
+    def mistakes(self, limit: int) -> list[tuple[int, int, int]]:
+        """The most frequent mistakes: (true class, predicted class, rows), positions in `classes`."""
+        wrong = self.counts - np.diag(np.diag(self.counts))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
+        pairs = [(*(int(i) for i in np.unravel_index(flat, wrong.shape)),) for flat in order]
+        return [(true, answer, int(wrong[true, answer])) for true, answer in pairs if wrong[true, answer]]
+
+    def as_dict(self) -> dict[str, Any]:
+        columns = zip(self.classes, self.precision, self.recall, self.f1, self.support, strict=True)
+        names = ("class", "precision", "recall", "f1", "support")
+        return {
+            "rows": self.rows,
+            "accuracy": self.correct / max(1, self.rows),
+            "macro_f1": float(np.nanmean(self.f1)),
+            "classes": self.classes.tolist(),
+            "confusion": self.counts.tolist(),
+            "per_class": [dict(zip(names, values, strict=True)) for values in columns],
+        }
+
+
+def _ratio(part: Array, whole: Array) -> Array:
+    return np.asarray(np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0))
 
 
 def _balanced(confusion: Array) -> Array:

@@ -23,8 +23,8 @@ from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.labels import regression_targets
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
+from fedsolve.scoring.predictions import truth_of
 from fedsolve.scoring.tallies import NORMAL
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def error_sums(
     # Nothing depends on where targets are counted from; near them, their powers keep all digits.
     origin = origin_of(model) if origin is None else origin
     for span in data.spans():
-        target = regression_targets(labels[span], outputs).astype(np.float64)
+        target = truth_of(model, labels[span])
         predicted = model.decision_function(data.features(span, data.source.dtype))
         e, t = target - predicted, target - origin
         powers = (e, np.abs(e), e**2, e**4, t, t**2, t**3, t**4, e**2 * t, (e * t) ** 2)

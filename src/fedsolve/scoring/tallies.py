@@ -110,7 +110,9 @@ _LEAST = np.finfo(np.float64).eps
 """A probability of zero counts as this one in the log loss, as in scikit-learn."""
 
 
-COUNTS = ("confusion", "histogram", "reliability")
+_WHOLE = ("confusion", "histogram")
+
+COUNTS = (*_WHOLE, "reliability")
 """What a tally has numbers of rows in; of rows in cells, no probabilities are added up either."""
 
 
@@ -153,16 +155,25 @@ def tally(probabilities: Array, answers: Array, codes: Array, coarse: bool = Fal
     return sums
 
 
+def add_tally(
+    sums: dict[str, Array], probabilities: Array, answers: Array, codes: Array, coarse: bool
+) -> None:
+    """Add the tally of these rows to arrays of the same names."""
+    for name, array in tally(probabilities, answers, codes, coarse).items():
+        sums[name] += array
+
+
 def tally_term(sums: dict[str, Array], rows: int) -> Term:
-    """A tally as a client sends it: numbers of rows in half the bytes where that loses none."""
+    """Sums of an evaluation as clients send them: numbers of rows in half the bytes where that loses none."""
     narrow = np.float32 if rows < 2**24 else np.float64
-    counts = {name: sums[name].astype(narrow) for name in ("confusion", "histogram")}
+    counts = {name: sums[name].astype(narrow) for name in _WHOLE if name in sums}
     return Term({**sums, **counts}, {"rows": rows})
 
 
 def tally_from(arrays: dict[str, Array]) -> dict[str, Array]:
-    """A tally of a total; rows are whole again, also after a sum in a ring."""
-    whole = {name: np.rint(arrays[name]).astype(np.int64) for name in ("confusion", "histogram")}
-    reliability = arrays["reliability"].copy()
-    reliability[..., [0, 2], :] = np.rint(reliability[..., [0, 2], :])
-    return {**arrays, **whole, "reliability": reliability}
+    """Sums of an evaluation from a total; rows are whole again, also after a sum in a ring."""
+    whole = {name: np.rint(arrays[name]).astype(np.int64) for name in _WHOLE if name in arrays}
+    if "reliability" in arrays:
+        reliability = whole["reliability"] = arrays["reliability"].copy()
+        reliability[..., [0, 2], :] = np.rint(reliability[..., [0, 2], :])
+    return {**arrays, **whole}
