@@ -118,5 +118,7 @@ def hessian_block(features: Array, probabilities: Array) -> tuple[list[Array], A
     """
     roots = probabilities**0.5
     diagonal = [features * roots[:, [column]] for column in range(roots.shape[1])]
-    crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(len(features), -1)
+    crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(
+        len(features), probabilities.shape[1] * features.shape[1]
+    )
     return diagonal, crossed

@@ -321,8 +321,10 @@ class DeepAFLRun(Run[DeepModel]):
         if self._phase == "moments":
             self.preparation = solve_moments(total, self.method.scale, self.method.intercept)
             self.add(preparation_block(self.preparation))
-        if self._phase == "step":
-            self._take_step(total, solved)
+        if self._phase == "step" and self.sums is not None and self.sums.describe(total):
+            self._advance([total.on(self._kernels, name) for name in self.plan.step], solved)
+        elif self._phase == "step":
+            self.sums = None  # the cohort changed meanwhile: they are asked for
         if "classifier" in self._phase:
             self._take_level(total, solved)
         if "block" in self._phase:
@@ -415,15 +417,8 @@ class DeepAFLRun(Run[DeepModel]):
         added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(block_of(added, "float64"))
 
-    def _take_step(self, total: Total, solved: list[str]) -> None:
-        """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
-        assert self.sums is not None
-        if self.sums.describe(total):
-            self._advance([total.on(self._kernels, name) for name in self.plan.step], solved)
-        else:
-            self.sums = None
-
     def _advance(self, step: Sequence[Array], solved: list[str]) -> None:
+        """The recurrence of the lean and the single plan."""
         sums = self.sums
         assert sums is not None
         gram, cross = advance(sums.gram, sums.cross, self.block, *step)

@@ -64,34 +64,27 @@ def _deepafl_differs(run: DeepAFLRun, mine: Mapping[str, Array], theirs: Mapping
 
 @bounds.register
 def _deepafl_bounds(run: DeepAFLRun, note: Mapping[str, Any]) -> dict[str, float]:
-    phase = note.get("phase")
-    return _step_sizes(run) if phase == "step" else _residual_size(run) if phase == "block" else {}
+    """What a number of a client's answer about a block or a step hardly exceeds.
 
-
-def _residual_size(run: DeepAFLRun) -> dict[str, float]:
-    """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those of F
-    are taken to be at most 16 times those of the layer before.
+    Block: squares of R follow from this layer's sums, those of F are taken to be at most 16 times those of
+    the layer before. Step: by Cauchy and Schwarz, squares of P = F A being known from the Gram matrix of F,
+    those of Phi and Y from this layer's sums.
     """
-    sums, hidden, weight = run.sums, float(run.hidden_square), run.weight
-    if sums is None or sums.layer != len(run.blocks) or hidden <= 0:
+    sums, hidden = run.sums, float(run.hidden_square)
+    if sums is None:
         return {}
-    squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
-    left = max(float(squares.max()), EPS * float(sums.label_square.max()))
-    return {"hidden_residual": 4.0 * math.sqrt(hidden * left)}
-
-
-def _step_sizes(run: DeepAFLRun) -> dict[str, float]:
-    """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are known
-    from the Gram matrix of F, those of Phi and Y from this layer's sums.
-    """
-    sums, hidden_gram = run.sums, run.hidden_gram
-    if sums is None or hidden_gram is None:
-        return {}
-    left = run.block.left
-    output = float((left * (hidden_gram @ left)).sum(axis=0).max())
-    feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
-    return {
-        "step_gram": output,
-        "step_feature": math.sqrt(max(0.0, feature * output)),
-        "step_cross": math.sqrt(max(0.0, label * output)),
-    }
+    if note.get("phase") == "step" and run.hidden_gram is not None:
+        left = run.block.left
+        output = float((left * (run.hidden_gram @ left)).sum(axis=0).max())
+        feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
+        return {
+            "step_gram": output,
+            "step_feature": math.sqrt(max(0.0, feature * output)),
+            "step_cross": math.sqrt(max(0.0, label * output)),
+        }
+    if note.get("phase") == "block" and sums.layer == len(run.blocks) and hidden > 0:
+        weight = run.weight
+        squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
+        error = max(float(squares.max()), EPS * float(sums.label_square.max()))
+        return {"hidden_residual": 4.0 * math.sqrt(hidden * error)}
+    return {}

@@ -137,23 +137,17 @@ class RidgeSolution:
         the second never forms them. Rows that determine their own fit (h = 1) get 0: there is no prediction.
         """
         scale = _column(roots, len(features))
-        with blas_threads(1):
-            if self.short:
-                return self._left_out_short(features, residuals, scale)
-            return self._left_out_tall(features, residuals, scale)
-
-    def _left_out_short(self, features: Array, residuals: Array, scale: Array) -> Array:
         weighted = features * scale
-        factor = _cholesky(_plus(weighted @ weighted.T, self._ridge)) if len(features) else None
-        if factor is None:
-            return np.zeros_like(residuals)
-        alpha = cho_solve((factor, True), residuals * scale, check_finite=False)
-        root = solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
-        return np.asarray(residuals - alpha / (_squares(root)[:, None] * scale))
-
-    def _left_out_tall(self, features: Array, residuals: Array, scale: Array) -> Array:
-        free = 1.0 - _squares(self._whitened((features * scale).T))[:, None]
-        return _predicted(residuals, residuals - features @ self.weight, free)
+        with blas_threads(1):
+            if not self.short:
+                free = 1.0 - np.sum(self._whitened(weighted.T) ** 2, axis=0)[:, None]
+                return _predicted(residuals, residuals - features @ self.weight, free)
+            factor = _cholesky(_plus(weighted @ weighted.T, self._ridge)) if len(features) else None
+            if factor is None:
+                return np.zeros_like(residuals)
+            alpha = cho_solve((factor, True), residuals * scale, check_finite=False)
+            root = solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
+            return np.asarray(residuals - alpha / (np.sum(root**2, axis=0)[:, None] * scale))
 
     def _whitened(self, columns: Array) -> Array:
         """Columns whose squares sum to ψᵀ (ΨᵀΨ + ridge I)^-1 ψ."""
@@ -230,10 +224,6 @@ def _spectrum(system: Array, lower: bool) -> tuple[Array, Array]:
     """Eigenvalues, clamped at zero, and eigenvectors of a symmetric matrix stored in one triangle."""
     values, vectors = eigh(system, lower=lower, driver="evd", check_finite=False)
     return np.maximum(values, 0.0), vectors
-
-
-def _squares(columns: Array) -> Array:
-    return np.asarray(np.sum(columns**2, axis=0))
 
 
 def _plus(system: Array, ridge: float) -> Array:

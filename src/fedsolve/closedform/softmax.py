@@ -155,24 +155,18 @@ class SoftmaxAfter(Method[SoftmaxModel]):
             raise DataError(
                 f"the sums are of {self.total['cross'].shape[1]} classes, the federation has {spec.outputs}."
             )
-        aims = self._aims(spec)
-        run = SoftmaxRun(self.method, spec)
-        run.agree({"after": Block({}, aims).digest("")})
-        run.known = self.total, aims["weight"], aims["intercept"]
-        return run
-
-    def _aims(self, spec: Spec) -> dict[str, Array]:
-        """Weight (d, C) and intercept (C,) of the model, for the classes that it knows."""
-        assert spec.classes is not None
         assert self.model.classes is not None
         unknown = np.setdiff1d(self.model.classes, spec.classes)
         if len(unknown):
             raise DataError(f"the model knows the class {unknown[0]!r}; the federation does not. Declare it.")
-        weight, intercept = self.model.plain()
+        known, intercepts = self.model.plain()
         places = np.searchsorted(spec.classes, self.model.classes)
-        wide, shift = np.zeros((len(weight), spec.outputs)), np.zeros(spec.outputs)
-        wide[:, places], shift[places] = weight, intercept
-        return {"weight": wide, "intercept": shift}
+        weight, intercept = np.zeros((len(known), spec.outputs)), np.zeros(spec.outputs)
+        weight[:, places], intercept[places] = known, intercepts
+        run = SoftmaxRun(self.method, spec)
+        run.agree({"after": Block({}, {"weight": weight, "intercept": intercept}).digest("")})
+        run.known = self.total, weight, intercept
+        return run
 
 
 def _newton(method: Any, coefficients: int, outputs: int) -> bool:
@@ -379,20 +373,15 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
 
     def _accept(self, total: Total, step: Array, change: Array) -> None:
         if self.exact:
-            self.hessian, self._metric = self._summed(total), None
+            diagonal = total["diagonal"] if self.single else total["diagonal"][self.present]
+            self.hessian, self._metric = block_diag(*diagonal), None
+            if not self.single:
+                kept = np.repeat(self.present, len(self.weight))
+                self.hessian -= total["crossed"][np.ix_(kept, kept)]
         elif curves_upwards(step, change):
             self.steps = [*self.steps, step][-_PAIRS:]
             self.changes = [*self.changes, change][-_PAIRS:]
         self._turn()
-
-    def _summed(self, total: Total) -> Array:
-        """The Hessian of the classes that occur, from its diagonal blocks and what is taken off them."""
-        diagonal = total["diagonal"] if self.single else total["diagonal"][self.present]
-        hessian = block_diag(*diagonal)
-        if not self.single:
-            kept = np.repeat(self.present, len(self.weight))
-            hessian -= total["crossed"][np.ix_(kept, kept)]
-        return np.asarray(hessian)
 
     def _turn(self) -> None:
         """The direction from the point that was just accepted."""
@@ -403,14 +392,10 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         """What steps are measured by: the Hessian, or Boehning's bound."""
         if self._metric is None:
             assert self.whole is not None
-            exact = self.hessian is not None
-            matrix = (
-                0.5 * self.whole
-                if self.hessian is None
-                else anchored(self.hessian, self.whole, self.weight.shape[1])
-            )
-            width = len(self.whole) - 1
-            matrix = penalised(matrix, width, self.ridge, self.method.intercept)
+            exact, matrix = self.hessian is not None, 0.5 * self.whole
+            if self.hessian is not None:
+                matrix = anchored(self.hessian, self.whole, self.weight.shape[1])
+            matrix = penalised(matrix, len(self.whole) - 1, self.ridge, self.method.intercept)
             self._metric = Curvature(matrix, exact, self.spec.device)
         return self._metric
 

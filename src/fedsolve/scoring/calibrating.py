@@ -76,16 +76,15 @@ class CalibrationRun(HeldOutRun):
         method: Method[Any],
         spec: Spec,
         models: Mapping[str, tuple[Model, Part]],
-        biases: bool,
-        tried: int = 1,
+        search: Search,
     ) -> None:
         super().__init__(method, spec, models)
         first = next(iter(self.models.values()))[0]
         wanted = {"shared": first.predicts, "own": first.personalises}
-        searches = {name: Search(biases, spec.outputs, tried) for name, there in wanted.items() if there}
-        if spec.labels:  # each is a problem of two classes, its absence and its presence
-            searches = {f"label{place}": Search(True, 2, tried) for place in range(spec.outputs)}
-        self._searches = searches
+        names = [name for name, there in wanted.items() if there]
+        if spec.labels:
+            names = [f"label{place}" for place in range(spec.outputs)]
+        self._searches = {name: dataclasses.replace(search) for name in names}
         self._complete = False
 
     @property
@@ -113,19 +112,17 @@ class CalibrationRun(HeldOutRun):
             search.absorb(with_prefix(sums, f"{name}."))
         if all(search.done for search in self._searches.values()):
             found = {name: search.result() for name, search in self._searches.items()}
-            self._take(self._calibrations(found, rows))
+            if self.spec.labels:
+                slopes, biases = zip(*found.values(), strict=True)
+                shifts = np.array([bias[1] - bias[0] for bias in biases])
+                self._take({"shared": LabelCalibration(np.array(slopes), shifts, rows)})
+            else:
+                self._take({name: Calibration(*one, rows) for name, one in found.items()})
             self._complete = "shared" not in self.found
         self.record(total)
 
-    def _calibrations(self, found: Mapping[str, tuple[float, Array | None]], rows: int) -> dict[str, Any]:
-        if not self.spec.labels:
-            return {name: Calibration(*one, rows) for name, one in found.items()}
-        slopes, biases = zip(*found.values(), strict=True)
-        shifts = np.array([bias[1] - bias[0] for bias in biases])
-        return {"shared": LabelCalibration(np.array(slopes), shifts, rows)}
-
-    def _take(self, found: Mapping[str, Any]) -> None:
-        self.found = dict(found)
+    def _take(self, found: dict[str, Any]) -> None:
+        self.found = found
         for model, _ in self.models.values():
             model.calibration = self.found.get("shared")
 
@@ -376,26 +373,22 @@ def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> flo
 # -- the stage -------------------------------------------------------------------------------------
 
 
-def with_biases(recipe: Recipe[Any], spec: Spec) -> bool:
-    """Whether biases are fitted in a federation like this."""
-    if spec.labels:
-        return True
+def search_for(recipe: Recipe[Any], spec: Spec, tried: int = 1) -> Search:
+    """What is fitted in a federation like this, of each label where a row has several."""
+    if spec.labels:  # each is a problem of two classes, its absence and its presence
+        return Search(True, 2, tried)
     by_default = recipe.class_weight is not None or spec.outputs == 2
-    return by_default if recipe.biases is None else recipe.biases
+    return Search(by_default if recipe.biases is None else recipe.biases, spec.outputs, tried)
 
 
 def numbers_told(recipe: Recipe[Any], spec: Spec, rows: int) -> int:
     """How many numbers a calibration tells: lists of sums, and counts of rows."""
     if spec.classes is None and not spec.labels:
         return rows // 2
-    search, labels = _search(recipe, spec), len(spec.labels) or 1
+    search, labels = search_for(recipe, spec), len(spec.labels) or 1
     first, width = search.candidates.shape
     later = (len(FRACTIONS) + 1) * (search.exchanges - 1)
     return int(labels * ((first + later) * (1 + width + width**2) + rows // 2))
-
-
-def _search(recipe: Recipe[Any], spec: Spec) -> Search:
-    return Search(with_biases(recipe, spec), 2 if spec.labels else spec.outputs)
 
 
 def room(whole: StagedRun[Any]) -> float:
@@ -441,9 +434,9 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
     if whole.spec.classes is None and not whole.spec.labels:
         run = SpreadRun(whole.method, whole.spec, whole.folded)
     else:
-        tried = sum(one.loss is not None for one in whole.tried)
-        biases = with_biases(whole.recipe, whole.spec)
-        run = CalibrationRun(whole.method, whole.spec, whole.folded, biases, max(1, tried))
+        tried = max(1, sum(one.loss is not None for one in whole.tried))
+        search = search_for(whole.recipe, whole.spec, tried)
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, search)
     run.trained_by = whole.folded_by
     return run
 
@@ -451,7 +444,7 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
 def _expected(whole: StagedRun[Any]) -> int:
     if whole.spec.classes is None and not whole.spec.labels:
         return EXCHANGES
-    return _search(whole.recipe, whole.spec).exchanges + 1
+    return search_for(whole.recipe, whole.spec).exchanges + 1
 
 
 TRIAL = Stage(

@@ -85,6 +85,16 @@ def entry(method: Method[Any], **outcome: Any) -> Tried:
     return Tried(method.key, changed, **outcome)
 
 
+def layers_of(chooser: Method[Any], candidate: Method[Any]) -> int:
+    """The layers of a candidate of which the number is to be chosen; 0 where it is not."""
+    return int(getattr(candidate, "layers", 0)) if getattr(chooser, "any_layers", False) else 0
+
+
+def with_layers(method: Method[Any], layers: int) -> Method[Any]:
+    """The candidate with so many layers, of those that have any."""
+    return dataclasses.replace(method, layers=layers)  # type: ignore[type-var]
+
+
 def rungs_of(layers: int) -> int:
     """How many comparisons come before the last one, for candidates of so many layers."""
     return sum(after < layers for after, _ in RUNGS)
@@ -174,10 +184,13 @@ class Bill:
     longest: int = 0
     rungs: int = 0
 
-    def adding(self, method: Method[Any], trial: Method[Any], rungs: int) -> Bill:
-        """The bill with one candidate more, and the smaller one by which it is tried."""
-        if rungs and trial.layers > RUNGS[1][0]:  # type: ignore[attr-defined]
-            trial = dataclasses.replace(trial, layers=RUNGS[1][0])  # type: ignore[type-var]
+    def adding(self, method: Method[Any], trial: Method[Any], layers: int) -> Bill:
+        """The bill with one candidate more, and the smaller one by which it is tried.
+
+        layers: those of which the number is to be chosen.
+        """
+        if layers > RUNGS[1][0]:
+            trial = with_layers(trial, RUNGS[1][0])
         (up, down), run = trial.sizes(self.spec, self.rows), method.start(self.spec)
         exchanges, sent, received = self.last
         more = method.sizes(self.spec, self.rows)
@@ -187,7 +200,7 @@ class Bill:
             down=self.down + 2 * self.folds * down,  # a model is sent once more, to be compared
             last=(max(exchanges, run.exchanges), max(sent, more[0]), max(received, more[1])),
             longest=max(self.longest, run.exchanges),
-            rungs=max(self.rungs, rungs),
+            rungs=max(self.rungs, rungs_of(layers)),
         )
 
     @property

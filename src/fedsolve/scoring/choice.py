@@ -13,9 +13,8 @@ candidate, each with the fold that it was not trained on, are what a calibration
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,10 @@ from fedsolve.scoring.candidates import (
     default_budget,
     entry,
     folds_for,
+    layers_of,
     rungs_of,
     scaled,
+    with_layers,
 )
 from fedsolve.scoring.lockstep import COMPARISON, Layered, alike, joined, models_question, share_of
 
@@ -57,8 +58,8 @@ class ChoiceRun(Run[Any]):
     def __init__(self, method: Method[Any], spec: Spec, rows: int, found: Affordable) -> None:
         super().__init__(method, spec)
         self.folds = folds_for(rows, spec.features)
-        self._any_layers: bool = method.any_layers  # type: ignore[attr-defined]
         self._tried, self._left_out = found.taken, found.left
+        self._together = len(self._tried) * len(self.folds)  # answers of each client in one exchange, at most
         self.members: dict[str, Run[Any]] = {}
         for number, candidate in enumerate(self._tried):
             for place, fold in enumerate(self.folds):
@@ -85,12 +86,14 @@ class ChoiceRun(Run[Any]):
         if self.chosen is not None:
             return len(self.history)
         longest = max((run.exchanges for run in self.members.values()), default=0)
-        return 1 + longest + self._rungs(self._tried)
+        return 1 + longest + self._rungs(range(len(self._tried)))
 
     @property
     def expected(self) -> int:
+        if self.chosen is not None:
+            return len(self.history)
         longest = max((run.expected for run in self.members.values()), default=0)
-        return self.exchanges if self.chosen is not None else 1 + longest + self._rungs(self._tried)
+        return 1 + longest + self._rungs(range(len(self._tried)))
 
     # -- the exchanges -----------------------------------------------------------------------------
 
@@ -102,7 +105,11 @@ class ChoiceRun(Run[Any]):
         asked = {name: (run, run.request(clients)) for name, run in self.members.items()}
         open_ = {name: (run, request) for name, (run, request) in asked.items() if request is not None}
         self._open = alike(open_)
-        return joined(self, open_, clients, self._together) if open_ else self._comparison(clients)
+        return (
+            joined(self, open_, clients, len(self._tried) * len(self.folds))
+            if open_
+            else self._comparison(clients)
+        )
 
     def absorb(self, total: Total) -> None:
         if self._asked[0] == COMPARISON:
@@ -134,29 +141,24 @@ class ChoiceRun(Run[Any]):
         if problem is not None and not self.members and not self._marks.of:
             raise problem
 
-    @property
-    def _together(self) -> int:
-        """How many candidates and folds each client answers for in one exchange."""
-        return max(1, len(self._tried) * len(self.folds))
+    def _layers(self, number: int) -> int:
+        """The layers of a candidate of which the number is to be chosen; 0 where it is not."""
+        return layers_of(self.method, self._tried[number])
 
-    def _staged(self, method: Method[Any]) -> bool:
-        """Whether a candidate has layers of which the number is to be chosen."""
-        return self._any_layers and bool(getattr(method, "layers", 0))
-
-    def _rungs(self, methods: Sequence[Method[Any]]) -> int:
+    def _rungs(self, numbers: Iterable[int]) -> int:
         """How many comparisons these candidates take before the last one."""
-        return max((rungs_of(m.layers) for m in methods if self._staged(m)), default=0)  # type: ignore[attr-defined]
+        return max((rungs_of(self._layers(number)) for number in numbers), default=0)
 
     # -- comparisons -------------------------------------------------------------------------------
 
     def _under_way(self) -> set[int]:
         """The candidates with layers that are trained further."""
-        return {_number(name) for name in self.members if self._staged(self._tried[_number(name)])}
+        return {_number(name) for name in self.members if self._layers(_number(name))}
 
     def _at_a_rung(self) -> bool:
         """Whether members with layers have so many that they are compared, and more to come."""
         numbers = self._under_way()
-        return self._rung < self._rungs([self._tried[number] for number in numbers]) and all(
+        return self._rung < self._rungs(numbers) and all(
             run.depth > RUNGS[self._rung][0] for n, run in self.members.items() if _number(n) in numbers
         )
 
@@ -179,7 +181,7 @@ class ChoiceRun(Run[Any]):
         for number in sorted({_number(name) for name in self._compared}):
             names = [f"{number}-{place}" for place in range(len(self.folds))]
             whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
-            self._marks.of[number] = whole if self._any_layers else whole[:, -1:]
+            self._marks.of[number] = whole if getattr(self.method, "any_layers", False) else whole[:, -1:]
             self._marks.rows = sum(share_of(total, name).count("rows") for name in names)
             if not np.any(whole[0] > 0):
                 raise DataError("no row that counts was held out; name a method and its settings instead.")
@@ -200,7 +202,7 @@ class ChoiceRun(Run[Any]):
                 continue
             its = stage if number == best else self._marks.best([number])[1]
             weight, mistakes, loss = self._marks.of[number][:, its]
-            staged = self._staged(method)
+            staged = self._layers(number)
             exchanges, numbers = self._marks.costs[number]
             trials.append(
                 entry(
@@ -216,9 +218,12 @@ class ChoiceRun(Run[Any]):
                 )
             )
         self.tried = (*trials, *self._left_out)
-        winner = self._tried[best]
-        self.chosen = dataclasses.replace(winner, layers=stage) if self._staged(winner) else winner  # type: ignore[type-var]
+        self._choose(best, stage)
         self._models = {name: model for name, model in self._models.items() if _number(name) == best}
+
+    def _choose(self, number: int, layers: int) -> None:
+        winner = self._tried[number]
+        self.chosen = with_layers(winner, layers) if self._layers(number) else winner
 
     def folded(self) -> dict[str, tuple[Model, Part]]:
         """The models of the best candidate, each with the rows that it was not trained on; none where they
@@ -259,9 +264,7 @@ class ChoiceRun(Run[Any]):
         self._models = {name: model_from_contents(*parts) for name, parts in kept["models"].items()}
         self.tried, self._scores = tuple(Tried(**one) for one in kept["tried"]), kept["scores"]
         if kept["best"] is not None:
-            winner = self._tried[kept["best"]]
-            staged = self._staged(winner)
-            self.chosen = dataclasses.replace(winner, layers=kept["layers"]) if staged else winner
+            self._choose(kept["best"], kept["layers"])
 
 
 @differs.register
@@ -305,9 +308,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
     taken: list[Method[Any]] = []
     left: list[Tried] = []
     for candidate in method.candidates(spec, rows):
-        staged = method.any_layers and getattr(candidate, "layers", 0)  # type: ignore[attr-defined]
-        trial = scaled(candidate, folds[0].taken)
-        larger = bill.adding(candidate, trial, rungs_of(candidate.layers) if staged else 0)  # type: ignore[attr-defined]
+        larger = bill.adding(candidate, scaled(candidate, folds[0].taken), layers_of(method, candidate))
         cost = sum(larger.megabytes(clients))
         why = ""
         if limit is not None and larger.exchanges > limit:
@@ -336,14 +337,14 @@ def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
 def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
     method, rows = whole.recipe.method, whole.rows
     first, *others = method.candidates(whole.spec, rows)
-    staged = method.any_layers and getattr(first, "layers", 0)  # type: ignore[attr-defined]
+    staged = layers_of(method, first)
     if rows < FEW or not (others or staged):
         why = f"{rows} rows are too few to try candidates" if rows < FEW else ""
         whole.method, whole.tried = first, (entry(first, chosen=True, left_out=why),)
         return None
     clients = len(next(record.cohort for record in whole.history if record.stage == "preparation"))
     found = _affordable(whole, clients)
-    if len(found.taken) < 2 and not staged:
+    if not found.taken or (len(found.taken) < 2 and not staged):
         whole.method, whole.tried = first, (entry(first, chosen=True), *found.left)
         return None
     run = ChoiceRun(method, whole.spec, rows, found)
@@ -378,10 +379,10 @@ def _end(whole: StagedRun[Any], run: ChoiceRun) -> None:
 
 def _expected(whole: StagedRun[Any]) -> int:
     """Before the rows are counted: as many exchanges as the longest candidate takes, and a comparison."""
-    candidates = whole.recipe.method.candidates(whole.spec, whole.rows)
-    staged = [m.layers for m in candidates if getattr(m, "layers", 0)]  # type: ignore[attr-defined]
-    longest = max(method.start(whole.spec).expected for method in candidates)
-    return 1 + longest + max(map(rungs_of, staged), default=0)
+    method = whole.recipe.method
+    candidates = method.candidates(whole.spec, whole.rows)
+    longest = max(candidate.start(whole.spec).expected for candidate in candidates)
+    return 1 + longest + max(rungs_of(layers_of(method, candidate)) for candidate in candidates)
 
 
 CHOICE = Stage("choice", _start, _end, _expected)
