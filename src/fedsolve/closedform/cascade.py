@@ -116,12 +116,6 @@ class CascadeModel(StagedModel):
         inputs = np.asarray(features, dtype=np.float64)
         return stages(self.method, inputs, self.classifiers[:last], self.outputs)
 
-    def arrays(self) -> dict[str, Array]:
-        return {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
-
-    def note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
-
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
         check_model(note)

@@ -93,9 +93,12 @@ def aggregate(solutions: Iterable[LocalSolution]) -> LocalSolution:
     return merged
 
 
-def remove_regulariser(merged: LocalSolution, regulariser: float) -> Array:
-    """The RI process (Eq. 16): W = (C - K g I)^-1 C W_r, with g the regulariser each of K clients added."""
-    plain = merged.gram - merged.clients * regulariser * np.eye(len(merged.gram))
+def remove_regulariser(merged: LocalSolution, regulariser: float, kept: int = 0) -> Array:
+    """The RI process (Eq. 16): W = (C - K g I)^-1 C W_r, with g the regulariser each of K clients added.
+
+    kept: how many of the K stay.
+    """
+    plain = merged.gram - (merged.clients - kept) * regulariser * np.eye(len(merged.gram))
     return np.asarray(solve(plain, merged.gram @ merged.weight, assume_a="sym"))
 
 
@@ -103,13 +106,10 @@ def primary_stream(solutions: Iterable[LocalSolution], regulariser: float) -> Ar
     """APFL's shared stream by its own recursion (Fan et al., Eq. 7-10), starting from F_1 = G_1.
 
     F_k = Λ_k F_{k-1} + Δ_k G_k is the absolute aggregation law. Every A_k = Φ_kᵀΦ_k + g I brings one
-    regulariser g, so K - 1 of them are taken out and Eq. 2 with its single g remains:
-    G = [Ã_K - (K - 1) g I]^-1 Ã_K F_K. The text before Eq. 8 prints F_1 = P_1, a refinement that cannot
-    exist before G does.
+    regulariser g, so K - 1 of them are taken out and Eq. 2 with its single g remains. The text before Eq. 8
+    prints F_1 = P_1, a refinement that cannot exist before G does.
     """
-    fused = aggregate(solutions)
-    single = fused.gram - (fused.clients - 1) * regulariser * np.eye(len(fused.gram))
-    return np.asarray(solve(single, fused.gram @ fused.weight, assume_a="sym"))
+    return remove_regulariser(aggregate(solutions), regulariser, kept=1)
 
 
 def local_only(features: Array, targets: Array, owners: Array, clients: int, ridge: float) -> list[Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -160,6 +159,12 @@ class StagedModel(Model):
         """Scheme and fingerprint of the random projections that the weights belong to."""
         return projection_agreement(self.parameters["seed"])
 
+    def arrays(self) -> dict[str, Array]:
+        return {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
+
+    def note(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
+
     @abstractmethod
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
         """Features (rows, width) after 0, 1, ..., last layers; each may be overwritten by the next."""
@@ -170,13 +175,11 @@ class StagedModel(Model):
 
     def decision_function(self, features: Any, layers: int | None = None) -> Array:
         """Scores (rows, outputs) after `layers` layers, all of them when None."""
-        last = self._depth(layers)
-        checked = self._checked(features)
+        last, checked = self._depth(layers), self._checked(features)
         scores = np.empty((len(checked), self.outputs))
-        for span, stages in self._passes(checked, last):
-            for layer, phi in enumerate(stages):
-                if layer == last:
-                    scores[span] = self._classify(phi, layer)
+        for span, layer, phi in self._passes(checked, last):
+            if layer == last:
+                scores[span] = self._classify(phi, layer)
         return scores
 
     def predict(self, features: Any, layers: int | None = None) -> Array:
@@ -191,9 +194,8 @@ class StagedModel(Model):
         """Scores after 0, 1, ..., T layers: (T + 1, rows, outputs), in one pass."""
         checked = self._checked(features)
         scores = np.empty((self.layers + 1, len(checked), self.outputs))
-        for span, stages in self._passes(checked, self.layers):
-            for layer, phi in enumerate(stages):
-                scores[layer, span] = self._classify(phi, layer)
+        for span, layer, phi in self._passes(checked, self.layers):
+            scores[layer, span] = self._classify(phi, layer)
         return scores
 
     def staged_predict(self, features: Any) -> Array:
@@ -207,13 +209,11 @@ class StagedModel(Model):
 
     def transform(self, features: Any, layers: int | None = None) -> Array:
         """The learned representation Phi (rows, width) after `layers` layers."""
-        last = self._depth(layers)
-        checked = self._checked(features)
+        last, checked = self._depth(layers), self._checked(features)
         out = np.empty((len(checked), self.width), dtype=self.precision)
-        for span, stages in self._passes(checked, last):
-            for layer, phi in enumerate(stages):
-                if layer == last:
-                    out[span] = host(phi)
+        for span, layer, phi in self._passes(checked, last):
+            if layer == last:
+                out[span] = host(phi)
         return out
 
     def stages(self, features: Any) -> Iterator[tuple[Array, Array]]:
@@ -241,12 +241,13 @@ class StagedModel(Model):
             raise DataError(f"layers must lie between 0 and {self.layers}; got {layers}.")
         return layers
 
-    def _passes(self, features: Array, last: int) -> Iterator[tuple[slice, Iterator[Array]]]:
-        """Spans of rows with their features after 0, 1, ..., last layers."""
+    def _passes(self, features: Array, last: int) -> Iterator[tuple[slice, int, Array]]:
+        """Spans of rows, each after 0, 1, ..., last layers: span, layer and features."""
         length = max(256, _PASS_BYTES // (8 * self.width))
-        for index in range(math.ceil(len(features) / length)):
-            span = slice(index * length, (index + 1) * length)
-            yield span, self._stages(features[span], last)
+        for start in range(0, len(features), length):
+            span = slice(start, start + length)
+            for layer, phi in enumerate(self._stages(features[span], last)):
+                yield span, layer, phi
 
 
 @dataclass(frozen=True)
@@ -378,15 +379,11 @@ class DeepModel(StagedModel):
         return short
 
     def arrays(self) -> dict[str, Array]:
-        arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
+        arrays = super().arrays() | {"risk": self.risk} | preparation_arrays(self.preparation)
         for t, block in enumerate(self.blocks):
-            if block is None:
-                continue
-            arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
-        return arrays | {"risk": self.risk} | preparation_arrays(self.preparation)
-
-    def note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
+            if block is not None:
+                arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
+        return arrays
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:

@@ -158,9 +158,14 @@ def client_rows(
 def personal_files(clients: Sequence[str], folder: Path, out: str | None) -> dict[str, Path]:
     """A file for every client; refused where files of others lie there.
 
-    out: where the shared model goes, which may be the same folder.
+    Characters that a file name cannot have become underscores. out: where the shared model goes, which may be
+    the same folder.
     """
-    files = _files(clients, folder)
+    files = {client: folder / (re.sub(r"[^\w.-]+", "_", client) + ".safetensors") for client in clients}
+    if len(set(files.values())) < len(files):
+        raise DataError(
+            "two clients' names are the same as file names; rename them in the column that names owners."
+        )
     shared = None if out is None else Path(out).absolute()
     if shared in {file.absolute() for file in files.values()}:
         raise DataError(f"--out {out} is also the file of a client in --personal {folder}; choose another.")
@@ -186,7 +191,13 @@ def own_models(
 
     advance: told how many of all are done, and whose the last one was.
     """
-    tests = None if test is None else _tests(test, federation)
+    tests = None
+    if test is not None:  # in the class shares of each client's training rows
+        assert test.labels is not None
+        labels = [participant.data.own_labels() for participant in federation.participants]
+        owners = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
+        tested = partitions.alike(test.labels, np.concatenate(labels), owners, len(labels))
+        tests = client_rows(np.asarray(test.features), test.labels, tested, len(labels))
     balances: dict[str, float] = {}
     ridges: dict[str, float] = {}
     correct: list[int] = []
@@ -213,22 +224,3 @@ def own_models(
             "personal": own_scores.as_dict(),
         }
     return told
-
-
-def _tests(test: Table, federation: LocalFederation) -> list[Any]:
-    """Test rows for every client, in the class shares of its training rows."""
-    assert test.labels is not None
-    labels = [participant.data.own_labels() for participant in federation.participants]
-    owners = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
-    tested = partitions.alike(test.labels, np.concatenate(labels), owners, len(labels))
-    return client_rows(np.asarray(test.features), test.labels, tested, len(labels))
-
-
-def _files(clients: Sequence[str], folder: Path) -> dict[str, Path]:
-    """A file for every client; characters that a file name cannot have become underscores."""
-    names = {client: re.sub(r"[^\w.-]+", "_", client) for client in clients}
-    if len(set(names.values())) < len(names):
-        raise DataError(
-            "two clients' names are the same as file names; rename them in the column that names owners."
-        )
-    return {client: folder / f"{name}.safetensors" for client, name in names.items()}
