@@ -189,7 +189,7 @@ class Bill:
 
         layers: those of which the number is to be chosen.
         """
-        if layers > RUNGS[1][0]:
+        if rungs_of(layers) and layers > RUNGS[1][0]:
             trial = with_layers(trial, RUNGS[1][0])
         (up, down), run = trial.sizes(self.spec, self.rows), method.start(self.spec)
         exchanges, sent, received = self.last
