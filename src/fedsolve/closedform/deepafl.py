@@ -37,7 +37,6 @@ from fedsolve.federation.method import Block, Method, Request, Run, Spec, Total
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.scoring.candidates import ONE_FOLD
-from fedsolve.tables.preparation import Preparation
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -235,12 +234,12 @@ class DeepAFLRun(Run[DeepModel]):
         super().__init__(method, spec)
         self._layers, self.ridge, self._residual_ridge = method.numbers()
         self.plan = choose_plan(method.plan, spec.prefers)
-        self.preparation: Preparation | None = None
         self.classifiers: list[Array] = []
         self.blocks: list[Sandwich | None] = []
         self.risks: list[float] = []
         self.sums: LayerSums | None = None
         self._phase = ""
+        self._solved: list[str] = []
         self._kernels = kernels_on(spec.device)
         self._decomposed: Callable[[], Decomposition] | None = None
         self.hidden_gram: Array | None = None
@@ -283,7 +282,7 @@ class DeepAFLRun(Run[DeepModel]):
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         layer, last = len(self.blocks), self._layers
-        if self._prepares and self.preparation is None:
+        if self._prepares and preparation_in(self.chain) is None:
             # A block's penalty is weighed against squared weights: targets get a scale of their own.
             squares = {"squares": True} if self.spec.classes is None else {}
             self._phase = "moments"
@@ -317,29 +316,29 @@ class DeepAFLRun(Run[DeepModel]):
 
     def absorb(self, total: Total) -> None:
         self.hidden_gram = None
-        solved: list[str] = []
+        self._solved = []
         if self._phase == "moments":
-            self.preparation = solve_moments(total, self.method.scale, self.method.intercept)
-            self.add(preparation_block(self.preparation))
+            found = solve_moments(total, self.method.scale, self.method.intercept)
+            self.add(preparation_block(found))
         if self._phase == "step" and self.sums is not None and self.sums.describe(total):
-            self._advance([total.on(self._kernels, name) for name in self.plan.step], solved)
+            self._advance([total.on(self._kernels, name) for name in self.plan.step])
         elif self._phase == "step":
             self.sums = None  # the cohort changed meanwhile: they are asked for
         if "classifier" in self._phase:
-            self._take_level(total, solved)
+            self._take_level(total)
         if "block" in self._phase:
-            self._take_block(total, solved)
+            self._take_block(total)
         rows = total.count("tracked")
         self.record(
             total,
             self._phase,
-            risk=self.risks[-1] if any(name.startswith("W") for name in solved) else None,
+            risk=self.risks[-1] if any(name.startswith("W") for name in self._solved) else None,
             accuracy=total.count("correct") / rows if rows else None,
-            solved=tuple(solved),
+            solved=tuple(self._solved),
         )
 
     def model(self) -> DeepModel:
-        classifiers, preparation = self.classifiers, self.preparation
+        classifiers, preparation = self.classifiers, preparation_in(self.chain)
         if preparation is not None and preparation.target_scale is not None:
             classifiers = [weight * preparation.target_scale for weight in classifiers]
             preparation = replace(preparation, target_scale=None)
@@ -354,7 +353,7 @@ class DeepAFLRun(Run[DeepModel]):
             risk=np.array(self.risks),
         )
 
-    def _take_level(self, total: Total, solved: list[str]) -> None:
+    def _take_level(self, total: Total) -> None:
         """Eq. 12-13: sums of the cohort, then its classifier."""
         gram, cross, label_square = (total.on(self._kernels, name) for name in LEVEL)
         if not self._partial:
@@ -366,11 +365,11 @@ class DeepAFLRun(Run[DeepModel]):
         anchor = total.on(self._kernels, "anchor") if self.method.reconstruction else None
         rows = total.count("rows")
         self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
-        self._solve_classifier(solved)
+        self._solve_classifier()
         if self.method.transformation == "identity" and len(self.blocks) < self._layers:
             self._append(None)
 
-    def _take_block(self, total: Total, solved: list[str]) -> None:
+    def _take_block(self, total: Total) -> None:
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
         layer, sums, weight = len(self.blocks), self.sums, self.weight
         total_of = partial(total.on, self._kernels)
@@ -385,14 +384,14 @@ class DeepAFLRun(Run[DeepModel]):
         hidden_gram = total_of("hidden_gram")
         known = None if self._decomposed is None or self.method.reconstruction else self._decomposed()
         self._append(sandwich_solve(hidden_gram, residual, weight, self._residual_ridge, known))
-        solved.append(f"Omega{layer + 1}")
+        self._solved.append(f"Omega{layer + 1}")
         if not self.plan.merges:
             self.hidden_square = hidden_gram.diagonal().max()
         whole = sums is not None and sums.layer == layer and sums.describe(total) and not self._partial
         if self.plan.step:
             self.hidden_gram = hidden_gram
         elif self.plan.merges and whole:
-            self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)), solved)
+            self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)))
         else:
             self.sums = None
 
@@ -417,15 +416,15 @@ class DeepAFLRun(Run[DeepModel]):
         added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(block_of(added, "float64"))
 
-    def _advance(self, step: Sequence[Array], solved: list[str]) -> None:
+    def _advance(self, step: Sequence[Array]) -> None:
         """The recurrence of the lean and the single plan."""
         sums = self.sums
         assert sums is not None
         gram, cross = advance(sums.gram, sums.cross, self.block, *step)
         self.sums = replace(sums, gram=gram, cross=cross, layer=len(self.blocks), anchor=None)
-        self._solve_classifier(solved)
+        self._solve_classifier()
 
-    def _solve_classifier(self, solved: list[str]) -> None:
+    def _solve_classifier(self) -> None:
         """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
         sums = self.sums
         assert sums is not None
@@ -438,7 +437,7 @@ class DeepAFLRun(Run[DeepModel]):
         if len(self.blocks) < self._layers:
             # Last: a device decomposes while the next question is made.
             self._decomposed = self._kernels.begin_svd(weight)
-        solved.append(f"W{len(self.classifiers) - 1}")
+        self._solved.append(f"W{len(self.classifiers) - 1}")
 
     def _send(self, array: Array) -> Array:
         return array.astype(self.method.precision, copy=False)
@@ -469,4 +468,3 @@ class DeepAFLRun(Run[DeepModel]):
                 n: there(one) if isinstance(one, np.ndarray) else one for n, one in sums.items()
             }
             self.sums = LayerSums(**placed)
-        self.preparation = preparation_in(self.chain)

@@ -105,11 +105,10 @@ class ChoiceRun(Run[Any]):
         asked = {name: (run, run.request(clients)) for name, run in self.members.items()}
         open_ = {name: (run, request) for name, (run, request) in asked.items() if request is not None}
         self._open = alike(open_)
-        return (
-            joined(self, open_, clients, len(self._tried) * len(self.folds))
-            if open_
-            else self._comparison(clients)
-        )
+        if not open_:
+            return self._comparison(clients)
+        first = {name: one for name, one in open_.items() if self._open[name] == name}
+        return joined(self, first, clients, self._together)
 
     def absorb(self, total: Total) -> None:
         if self._asked[0] == COMPARISON:

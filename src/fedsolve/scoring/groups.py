@@ -128,26 +128,22 @@ def evaluate_by(federation: Federation, model: Model, by: str | None = None) -> 
     fewer than ten rows are left out. Secure sums refuse it: a group divides the rows that they keep together,
     and a site's sum is what they hide.
     """
+    if by is None:
+        own = (about("tally", model, (name,)) for name in federation.clients)
+        totals = (federation.exchange(request, Chain()) for request in own)
+        each = zip(federation.clients, totals, strict=True)
+    else:
+        names = _category(model, by)
+        total = federation.exchange(about(KIND, model, federation.clients, by=by), Chain())
+        each = zip(names, (share_of(total, str(place)) for place in range(len(names))), strict=True)
     found: dict[str, Found] = {}
     few: list[str] = []
-    if by is None:
-        for name in federation.clients:
-            total = federation.exchange(about("tally", model, (name,)), Chain())
-            if total.count("rows") < FEWEST:
-                few.append(name)
-            else:
-                found[name] = evaluation_from(model, total)
-        return Grouped("site", found, tuple(few))
-    names = list(_category(model, by))
-    request = about(KIND, model, federation.clients, by=by)
-    total = federation.exchange(request, Chain())
-    for place, name in enumerate(names):
-        share = share_of(total, str(place))
+    for name, share in each:
         if share.count("rows") < FEWEST:
             few.append(name)
         else:
             found[name] = evaluation_from(model, share)
-    return Grouped(by, found, tuple(few))
+    return Grouped(by or "site", found, tuple(few))
 
 
 def _category(model: Model, by: str) -> dict[str, int]:

@@ -54,8 +54,6 @@ def joined(
 
     together: how many answers each client gives in one at most, over the whole of the outer run.
     """
-    first = set(alike(asked).values())
-    asked = {name: one for name, one in asked.items() if name in first}
     for name, (run, _) in asked.items():
         entered = sum(block.note.get(_MEMBER) == name for block in outer.chain.blocks)
         for block in run.chain.blocks[entered:]:
@@ -155,7 +153,7 @@ def _models_differ(run: HeldOutRun, mine: Mapping[str, Array], theirs: Mapping[s
 
 
 class _Known:
-    """What a client knows of the members: their chains so far, and what their steps keep."""
+    """What a client knows of the members of a run: their chains so far, and what their steps keep."""
 
     def __init__(self) -> None:
         self.digest = ""
@@ -164,16 +162,6 @@ class _Known:
         self.caches: dict[str, dict[str, Any]] = {}
         self.parts: dict[Part, ClientData] = {}
         self.rows: ClientData | None = None
-
-    def follow(self, chain: Chain) -> None:
-        """Take over the blocks that are new, or all of them where this is another run."""
-        if self.length > len(chain) or chain.digests[self.length] != self.digest:
-            self.__init__()  # type: ignore[misc]
-        for block in chain.blocks[self.length :]:
-            if _MEMBER in block.note:
-                member = self.chains.setdefault(block.note[_MEMBER], Chain())
-                member.append(Block(block.note["block"], block.arrays))
-        self.length, self.digest = len(chain), chain.digest
 
     def part(self, data: ClientData, part: Part | None) -> ClientData:
         """The rows of a part; those of a preparation that changed are chosen anew."""
@@ -188,9 +176,15 @@ class _Known:
 
 
 def _known_members(memory: Memory) -> _Known:
-    """What this client keeps of the members of the run that its chain describes."""
-    known: _Known = memory.cache.setdefault(TRAINING, _Known())
-    known.follow(memory.chain)
+    """What this client keeps of the members of the run that its chain describes, with blocks that are new."""
+    known, chain = memory.cache.get(TRAINING), memory.chain
+    if known is None or known.length > len(chain) or chain.digests[known.length] != known.digest:
+        known = memory.cache[TRAINING] = _Known()  # of another run
+    for block in chain.blocks[known.length :]:
+        if _MEMBER in block.note:
+            member = known.chains.setdefault(block.note[_MEMBER], Chain())
+            member.append(Block(block.note["block"], block.arrays))
+    known.length, known.digest = len(chain), chain.digest
     return known
 
 
