@@ -24,17 +24,19 @@ from scipy.linalg import block_diag
 
 from fedsolve.arrays import Array, check_classes, check_rows, check_weight
 from fedsolve.closedform import afl
-from fedsolve.closedform.curvature import (
+from fedsolve.closedform.descent import (
     FLAT,
     Curvature,
+    Descent,
     anchored,
     at_zero,
     bordered,
+    curves_upwards,
+    direction,
     flattest,
     hessian_block,
     penalised,
 )
-from fedsolve.closedform.descent import Descent, curves_upwards, direction
 from fedsolve.closedform.linear_heads import NEVER
 from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.solvers import EPS

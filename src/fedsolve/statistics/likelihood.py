@@ -15,8 +15,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedsolve.arrays import Array
-from fedsolve.closedform.curvature import FLAT, flattest
-from fedsolve.closedform.descent import Descent, inner
+from fedsolve.closedform.descent import FLAT, Descent, flattest, inner
 from fedsolve.errors import DataError, DivergenceError
 from fedsolve.model import Model
 from fedsolve.parameters import parameter
