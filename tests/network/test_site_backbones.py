@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.running import State, run_method
 from fedsolve.tables.schema import Extractor, Schema
 from tests.command import document
+from tests.data.tiny_text import tiny_bert, write_notes
+from tests.network.security.keyring import keys_for
 from tests.network.security.processes import free_port, running
 
 from .pretended import PretendedLink
@@ -153,17 +156,8 @@ def test_processes_with_images_and_one_with_another_preprocessing(tmp_path, monk
     line += ["--method", "afl", "--state", str(tmp_path / "state"), "--out", str(out)]
 
     def client(name: str, *words: object) -> list[str]:
-        where = [
-            "--insecure",
-            "--plain",
-            "--server",
-            address,
-            "--name",
-            name,
-            "--once",
-            "--state",
-            tmp_path / f"{name}.d",
-        ]
+        where = ("--insecure", "--plain", "--server", address, "--name", name, "--once")
+        where += ("--state", tmp_path / f"{name}.d")
         return fedsolve("client", *where, "--data", f"folder:{tmp_path / name / 'images'}?test=0", *words)
 
     with (
@@ -183,3 +177,39 @@ def test_processes_with_images_and_one_with_another_preprocessing(tmp_path, monk
     told = document("predict", out, tmp_path / "north/images/light")
     assert told["labels"] == ["light"] * 20
     assert fs.load_model(out).schema.extractor.address == "pixels:8"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.torch
+def test_processes_with_a_text_column_make_the_model_of_one_process(tmp_path, monkeypatch):
+    """Three sites in secure sums; every site finds the network of the text where it has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSOLVE_STORE", str(tmp_path / "store"))
+    tiny_bert(tmp_path / "bert")
+    names = ("north", "south", "west")
+    for seed, name in enumerate(names):
+        write_notes(tmp_path / f"{name}.csv", 120, seed)
+    schema, out = tmp_path / "schema.toml", tmp_path / "m.safetensors"
+    words = ("--label", "ward", "--client-column", "site", "--text-column", "note", "--backbone", "hf:./bert")
+    document("schema", "north.csv", *words, "--out", schema)
+    keys = keys_for(tmp_path / "keys", names)
+    for name in names:
+        keys.roster.add(keys.client_public_key(name))
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
+    common = ("--keys", tmp_path / "keys", "--schema", schema)
+    line = fedsolve("server", "--listen", address, "--clients", 3, *common)
+    line += ["--method", "afl", "--ridge", "1", "--state", str(tmp_path / "state"), "--out", str(out)]
+    (tmp_path / "north").mkdir()
+    (tmp_path / "bert").rename(tmp_path / "north" / "bert")
+    with ExitStack() as stack:
+        server = stack.enter_context(running(line, log))
+        for name in names:
+            where = ("--server", address, "--name", name, "--once", "--data", f"{name}.csv")
+            where += ("--state", tmp_path / f"{name}.d", "--backbone", "hf:./north/bert", *common)
+            stack.enter_context(running(fedsolve("client", *where), tmp_path / f"{name}.log"))
+        assert server.wait(PATIENCE) == 0, log.read_text()
+    together = ("--schema", schema, "--backbone", "hf:./north/bert", "--method", "afl", "--ridge", 1)
+    document("train", *(f"{name}.csv" for name in names), *together, "--out", "one.safetensors")
+    model, one = fs.load_model(out), fs.load_model("one.safetensors")
+    np.testing.assert_allclose(model.weight, one.weight, rtol=1e-8, atol=1e-9)
