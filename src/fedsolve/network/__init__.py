@@ -2,22 +2,25 @@
 
     answering   the site's side of a conversation, without any network
     network_federation   the engine that a method sees
+    running     a run of it that survives its process
     agreement   what the sites of a run have, and the spec they agree on
     roster      its members: who is there, who is taken in or refused
     questions   whatever members are asked, waited for and asked for again where need be
-    exchange    one request on its way, or letters: bytes whose meaning the engine does not know
-    expected    what terms must look like
+    expected    what replies must look like
+    link        what carries messages to sites and answers back, one of three:
 
 `fedsolve server` and `fedsolve client`:
 
+    calls       what sites call at the gate
     parcels     a note and bytes as one body
-    gate        what the network reaches of a server: mailbox, doorway, admission
-    gate_link   the server's end of its gate
+    gate        what the network reaches of a server: mailbox, doorway
+    gate_link   the server's end of its gate, which service starts and stops
     gate_client a site's calls at the gate
     node        a site in one process
-    service     the gate and the list of sites, started and stopped by the server
 
 `fedsolve files`: file_link. `flwr run`: flower.
+
+Keys: keyfolder (files and lists of sites), certificates, security (whom a site believes), diagnosis (all checks).
 
 Nothing is imported before it is used: what a network needs is an optional extra.
 """
