@@ -20,7 +20,7 @@
 
 `fedsolve files`: file_link. `flwr run`: flower.
 
-Keys: keyfolder (files and lists of sites), certificates, security (whom a site believes), diagnosis (all checks).
+Keys: keyfolder (files and lists of sites), certificates, security (whom a site believes), diagnosis (checks).
 
 Nothing is imported before it is used: what a network needs is an optional extra.
 """

@@ -176,12 +176,13 @@ def authority_fingerprint(keys: Keys) -> str:
     return ":".join(digest[start : start + 2] for start in range(0, len(digest), 2))
 
 
-def verify_pair(certificate: Path, key: Path, remedy: str) -> None:
+def verify_pair(certificate: Path, key: Path, remedy: str) -> str:
     if load_certificate(certificate).public_key() != load_key(key).public_key():
         raise ModelFileError(f"{key} is not the key of {certificate}. {remedy}")
+    return "key and certificate belong together"
 
 
-def verify_chain(keys: Keys) -> None:
+def verify_chain(keys: Keys) -> str:
     try:
         load_certificate(keys.server_certificate).verify_directly_issued_by(load_certificate(keys.authority))
     except (ValueError, TypeError, exceptions.InvalidSignature) as problem:
@@ -189,6 +190,7 @@ def verify_chain(keys: Keys) -> None:
             f"{keys.server_certificate} was not signed by {keys.authority}, so no site would believe it. "
             "Make a new one: fedsolve keys renew"
         ) from problem
+    return "the certificate is signed by the authority"
 
 
 def certificate_hosts(certificate: x509.Certificate) -> list[str]:

@@ -91,15 +91,6 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
     if not keys.server_certificate.exists():
         return
 
-    def chain() -> str:
-        certificates.verify_chain(keys)
-        return "the certificate is signed by the authority"
-
-    def pair() -> str:
-        renew = "Make a new pair: fedsolve keys renew"
-        certificates.verify_pair(keys.server_certificate, keys.server_key, renew)
-        return "key and certificate belong together"
-
     def private() -> str:
         for path in (keys.server_key, keys.authority_key):
             if path == keys.server_key or path.exists():
@@ -130,8 +121,10 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
             )
         return f"{len(names)}: {', '.join(names)}"
 
-    checks = {"chain": chain, "key pair": pair, "file modes": private, "hosts": named}
-    for check, look in {**checks, "registered sites": sites}.items():
+    yield attempt("chain", lambda: certificates.verify_chain(keys))
+    pair, renew = (keys.server_certificate, keys.server_key), "Make a new pair: fedsolve keys renew"
+    yield attempt("key pair", lambda: certificates.verify_pair(*pair, renew))
+    for check, look in {"file modes": private, "hosts": named, "registered sites": sites}.items():
         yield attempt(check, look)
 
 

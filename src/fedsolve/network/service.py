@@ -57,23 +57,10 @@ def serving(
     tell: shows people at the server what is amiss but does not end the run. style: of the gate's log.
     """
     sites = (lambda: None) if keys is None else site_names(Keys(keys), tell or _warn)
-    mail = state / "mail"
+    mail, log = state / "mail", state / "gate.log"
+    check_free(*address(listen))
     shutil.rmtree(mail, ignore_errors=True)  # what a server left that was killed
     private_folder(mail)
-    log = state / "gate.log"
-    try:
-        with _gate(log, listen, mail, keys, style) as gate:
-            what = "the gate, through which sites connect,"
-            yield GateLink(gate, mail, sites, lambda: check_running(gate, what, log), tell or _warn)
-    finally:
-        shutil.rmtree(mail, ignore_errors=True)
-
-
-@contextmanager
-def _gate(
-    log: Path, listen: str, mail: Path, keys: Path | None, style: Style = "text"
-) -> Iterator[subprocess.Popen[bytes]]:
-    check_free(*address(listen))
     with begin_log(log, style) as stream:
         process = subprocess.Popen(
             gate_command(listen, mail, keys),
@@ -82,9 +69,17 @@ def _gate(
             stderr=stream,
             env={**os.environ, **log_lines.for_child(style, log)},
         )
+
+    def check() -> None:
+        if process.poll() is not None:
+            raise CohortError(
+                f"the gate, through which sites connect, has ended (exit code {process.returncode}): "
+                f"{last_line(log)} (Log: {log}.) Start again with the same state folder to go on."
+            )
+
     try:
         _wait(process, listen, log)
-        yield process
+        yield GateLink(process, mail, sites, check, tell or _warn)
     finally:
         process.terminate()
         try:
@@ -95,6 +90,7 @@ def _gate(
         assert process.stdin is not None
         with suppress(OSError):  # what was not said yet is of no use any more
             process.stdin.close()
+        shutil.rmtree(mail, ignore_errors=True)
 
 
 def gate_command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -> list[str]:
@@ -127,15 +123,6 @@ def _wait(process: subprocess.Popen[bytes], listen: str, log: Path) -> None:
     if not ready or not process.stdout.readline():
         why = f"the gate does not open on {listen}: {last_line(log)}"
         raise CohortError(f"{why} Is the port taken? (Log: {log})")
-
-
-def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:
-    """Raise if a process that the network needs has ended, with the last line of its log."""
-    if process is not None and process.poll() is not None:
-        raise CohortError(
-            f"{what} has ended (exit code {process.returncode}): {last_line(log)} (Log: {log}.) "
-            "Start again with the same state folder to go on."
-        )
 
 
 _STARTED = "== the process starts"
