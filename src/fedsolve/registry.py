@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, TypeGuard, TypeVar, dataclass_transform
 
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, did_you_mean, explained
 
 ENTRY_POINTS = "fedsolve.methods"
 TRAVELS = ("exchanges", "up", "down")
@@ -177,23 +178,29 @@ def import_model(address: str) -> type:
 
 def _imported(address: str) -> type:
     place, _, name = address.partition(":")
-    try:
-        module = importlib.import_module(place)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or not f"{place}.".startswith(f"{problem.name}."):
-            raise DataError(f"'{address}': importing {place} failed: {problem}.") from problem
-        raise DataError(
-            f"'{address}': there is no module '{place}'. Install it, or put its folder on PYTHONPATH."
-        ) from problem
-    except Exception as problem:  # other people's code may raise anything
-        raise DataError(
-            f"'{address}': importing {place} failed: {type(problem).__name__}: {problem}"
-        ) from problem
+    module = imported(place, f"'{address}'")
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
         classes = [each for each, value in vars(module).items() if isinstance(value, type)]
         raise DataError(f"'{address}': {place} has no class '{name}'.{did_you_mean(name, classes)}")
     return kind
+
+
+def imported(place: str, what: str, near: str = "", others: str = "") -> ModuleType:
+    """A module of other people's code.
+
+    what: for errors, that which needs it. near, others: what a missing module may stand for.
+    """
+    with explained(f"{what}: importing {place} failed"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as problem:
+            if problem.name is None or not f"{place}.".startswith(f"{problem.name}."):
+                raise
+            raise DataError(
+                f"{what}: there is no module '{place}'.{near} Install it, or put its folder on "
+                f"PYTHONPATH{others}."
+            ) from problem
 
 
 def _is_ours(method: type) -> bool:

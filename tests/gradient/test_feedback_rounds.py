@@ -101,7 +101,7 @@ def test_feedback_is_what_was_received_not_what_a_client_made_of_it(
             loss = nn.functional.cross_entropy(logits, data[1][batch])
             gradients = torch.autograd.grad(loss, list(net.parameters()))
             with torch.no_grad():
-                shared = number // (len(plan) // method.passes(3)) % 2
+                shared = number // (len(plan) // method.passes_of(client, 3)) % 2
                 for (name, value), gradient in zip(net.named_parameters(), gradients, strict=True):
                     moves = 1.0 if mask is None else (mask[name] - shared).abs()
                     value.sub_(method.rate * gradient * moves)

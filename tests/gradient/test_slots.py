@@ -23,7 +23,6 @@ from fedsolve.gradient import (
     FedProx,
     FedRS,
     Scaffold,
-    gradient_method,
     graphs,
     group,
     slots,
@@ -66,7 +65,7 @@ def recorded(monkeypatch):
                 tensor.copy_(old)
         return found
 
-    for module in (graphs, group, gradient_method, slots):
+    for module in (graphs, group, slots):
         monkeypatch.setattr(module, "replays", lambda device: True)
     monkeypatch.setattr(graphs, "capture", restored)
     monkeypatch.setattr(slots, "_POOL", OrderedDict())

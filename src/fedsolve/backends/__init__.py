@@ -32,18 +32,15 @@ def kernels_on(device: str) -> Kernels:
 
 def kernels_of(array: Any) -> Kernels:
     """The kernels of the place where this array lies."""
-    return NUMPY if isinstance(array, _ARRAYS) else _kernels_at(array.device)
+    if isinstance(array, _ARRAYS):
+        return NUMPY
+    place = str(array.device)
+    return _kernels("torch:cpu" if place == "cpu" else place)
 
 
 def host(array: Any) -> NDArray[Any]:
     """The array in the host's memory, as numpy's; the same one where it lies there already."""
     return kernels_of(array).host(array)
-
-
-@cache
-def _kernels_at(place: Any) -> Kernels:
-    """The kernels of a device of torch."""
-    return _kernels("torch:cpu" if str(place) == "cpu" else str(place))
 
 
 @cache

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,27 +37,25 @@ def resolve(name: str) -> str:
 
     "auto" is a GPU where torch finds one, and "cpu" otherwise.
     """
-    _check_text(name)
-    if name in ("cpu", "torch:cpu"):
-        if name == "torch:cpu":
-            _torch(name)
-        return name
-    if name == "auto":
-        try:
-            import torch
-        except ImportError:
-            return "cpu"
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if name == "cpu" or (name == "auto" and find_spec("torch") is None):
+        return "cpu"
     device = find_device(name)
-    if device.type != "cuda":
+    if device.type == "cuda":
+        return f"cuda:{device.index or 0}"
+    if name not in ("auto", "torch:cpu"):
         raise DataError(f"device '{name}' cannot compute these; use {_NAMES}.")
-    return f"cuda:{device.index or 0}"
+    return "cpu" if name == "auto" else name
 
 
 def find_device(name: str) -> Any:
     """The torch device of this name; "auto" is a GPU where there is one."""
     _check_text(name)
-    torch = _torch(name)
+    try:
+        import torch
+    except ImportError as problem:
+        raise DataError(
+            f"device '{name}' needs torch: pip install 'fedsolve[torch]'. Without it, use the device cpu."
+        ) from problem
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -75,16 +74,6 @@ def find_device(name: str) -> Any:
 def _check_text(name: object) -> None:
     if not isinstance(name, str):
         raise DataError(f"device must be a name; got {name!r}. Use {_NAMES}.")
-
-
-def _torch(name: str) -> Any:
-    try:
-        import torch
-    except ImportError as problem:
-        raise DataError(
-            f"device '{name}' needs torch: pip install 'fedsolve[torch]'. Without it, use the device cpu."
-        ) from problem
-    return torch
 
 
 def torch_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -7,36 +7,10 @@ from typing import Any
 import torch
 
 _BLOCK = 128
-_WIDE, _MANY = 2048, 8
-"""From this width or this number of systems on, products of blocks take less time than the library's factors
-and their inverses."""
 _PANEL, _SMALL = 256, 128
 """Columns that products of blocks take at a time, and columns of a block of the diagonal that the library
 factors and inverts: on an H200, 100 systems of width 1024 take 5.7 ms so, and 10 take 2.5 (`python -m
 benchmarks.gpu`)."""
-
-
-def factored(systems: Any) -> InvertedFactors | BlockFactors:
-    """The factors of symmetric systems (count, width, width), which are overwritten.
-
-    Both kinds have `solve`, and `least_pivot`, the least square of a diagonal entry of any factor: below zero
-    or not a number where a system is not positive definite.
-    """
-    few = systems.shape[0] < _MANY and systems.shape[1] < _WIDE
-    return InvertedFactors(systems) if few else BlockFactors(systems)
-
-
-class InvertedFactors:
-    """Factors of the library, inverted: a solution is then two products for all systems."""
-
-    def __init__(self, systems: Any) -> None:
-        factors, self.least_pivot = _by_library(systems)
-        self._inverses = inverted(factors)
-
-    def solve(self, right: Any) -> Any:
-        """Column j solved by system j: (width, count)."""
-        inner = self._inverses @ right.T[:, :, None]
-        return (self._inverses.mT @ inner)[:, :, 0].T
 
 
 def inverted(factors: Any) -> Any:
@@ -103,7 +77,11 @@ def _inverse_factor(systems: Any, pivots: list[Any]) -> Any:
 
 
 class BlockFactors:
-    """Factors made block by block: those of the diagonal are factored and inverted, the rest is products."""
+    """The factors of symmetric systems (count, width, width), which are overwritten, made block by block.
+
+    Blocks of the diagonal are factored and inverted, the rest is products. least_pivot: the least square of a
+    diagonal entry of any factor; below zero or not a number where a system is not positive definite.
+    """
 
     def __init__(self, systems: Any) -> None:
         self._factors = systems

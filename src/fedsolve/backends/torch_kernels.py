@@ -17,7 +17,7 @@ from fedsolve.arrays import HALVES, philox_normals, philox_uniforms
 from fedsolve.backends.activations import known
 from fedsolve.backends.devices import torch_type, triton_works
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
-from fedsolve.backends.torch_factors import factored, inverted
+from fedsolve.backends.torch_factors import BlockFactors, inverted
 from fedsolve.backends.torch_replays import Replays
 from fedsolve.threads import blas_threads, run_beside
 
@@ -231,14 +231,21 @@ class TorchKernels(Kernels):
         rows, columns = matrix.shape
         if columns and rows >= columns * 11 // 6:
             directions, triangle = torch.linalg.qr(matrix)
-            left, singular, right = map(self.array, _host_svd(self.host(triangle)))
+            left, singular, right = self._svd(triangle)
             return directions @ left, singular, right
         if rows and columns >= rows * 11 // 6:
             directions, triangle = torch.linalg.qr(matrix.T)
-            left, singular, right = map(self.array, _host_svd(self.host(triangle.T)))
+            left, singular, right = self._svd(triangle.T)
             return left, singular, right @ directions.T
-        left, singular, right = map(self.array, _host_svd(self.host(matrix)))
-        return left, singular, right
+        return self._svd(matrix)
+
+    def _svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Made on the host, and brought back."""
+        values = self.host(matrix)
+        # A second thread would keep a processor from the one that launches the device's work.
+        with blas_threads(1):
+            left, singular, right = np.linalg.svd(values, full_matrices=False)
+        return self.array(left), self.array(singular), self.array(right)
 
     def begin_svd(self, matrix: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
         rows, columns = matrix.shape
@@ -254,7 +261,7 @@ class TorchKernels(Kernels):
         def decomposed() -> tuple[Tensor, ...]:
             with torch.cuda.stream(self._beside):
                 self._beside.wait_event(ready)
-                return tuple(map(self.array, _host_svd(self.host(triangle))))
+                return self._svd(triangle)
 
         begun = run_beside(decomposed)
 
@@ -272,7 +279,7 @@ def _shifted(matrix: Tensor, scales: Tensor, right: Tensor, ridge: float) -> tup
     """The columns of `shifted_solve`, and whether they are to be trusted."""
     systems = matrix * scales[:, None, None]
     systems.diagonal(dim1=1, dim2=2).add_(ridge)
-    factors = factored(systems)
+    factors = BlockFactors(systems)
     found = factors.solve(right)
     step = factors.solve(right - ridge * found - scales * (matrix @ found))
     small = step.norm(dim=0) <= STEP * found.norm(dim=0)
@@ -282,13 +289,6 @@ def _shifted(matrix: Tensor, scales: Tensor, right: Tensor, ridge: float) -> tup
 def _solved_by_inverse(factor: Tensor, right: Tensor) -> tuple[Tensor]:
     inverse = inverted(factor[None])[0]
     return (inverse.T @ (inverse @ right),)
-
-
-def _host_svd(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    # A second thread would keep a processor from the one that launches the device's work.
-    with blas_threads(1):
-        left, singular, right = np.linalg.svd(matrix, full_matrices=False)
-    return left, singular, right
 
 
 @cache

@@ -37,8 +37,6 @@ CHOICES = ("lowest", "highest", "skewness")
 
 TIE = 6  # decimals of z that count: with one client every layer has z = 1 up to the rounding of float32
 
-Choice = Literal["lowest", "highest"]
-
 
 def weight_of(layer: str) -> str:
     """The name of a layer's weight; a network that is itself a layer has no name before it."""
@@ -108,7 +106,7 @@ def skewness(scores: Mapping[str, float] | Sequence[float]) -> float:
     return float(np.mean(values**3) / second**1.5)
 
 
-def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Choice:
+def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Literal["lowest", "highest"]:
     """The rule of Sec. 13.2: most z low, with a tail to high values (positive skewness), means "lowest".
 
     The paper gives no formula; the sign is our reading of "skewed towards lower values".
@@ -183,6 +181,8 @@ def representation(features: Array, codes: Array) -> Representation:
     of centroids; ratio: inter / intra. Classes without samples are skipped; with a single class inter and
     ratio are not numbers.
     """
+    from scipy.spatial.distance import pdist
+
     features, codes = np.asarray(features), np.asarray(codes)
     if features.ndim != 2 or codes.shape != features.shape[:1] or not len(codes):
         raise DataError(
@@ -192,14 +192,10 @@ def representation(features: Array, codes: Array) -> Representation:
     centroids, within = [], []
     for code in np.unique(codes):
         rows = features[codes == code].astype(np.float64)
-        centroid = rows.mean(axis=0)
-        rows -= centroid
-        centroids.append(centroid)
-        within.append(np.mean(np.sqrt(np.einsum("ij,ij->i", rows, rows))))
-    means = np.array(centroids)
-    between = [np.linalg.norm(means[c + 1 :] - means[c], axis=1) for c in range(len(means) - 1)]
+        centroids.append(rows.mean(axis=0))
+        within.append(np.linalg.norm(rows - centroids[-1], axis=1).mean())
     intra = float(np.mean(within))
-    inter = float(np.mean(np.concatenate(between))) if between else math.nan
+    inter = float(pdist(np.array(centroids)).mean()) if len(centroids) > 1 else math.nan
     if intra > 0:
         return Representation(intra, inter, inter / intra)
     return Representation(intra, inter, math.inf if inter > 0 else math.nan)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, surroundings
 from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
@@ -97,13 +96,10 @@ def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequ
         if (run, exchange) != (memory.chain.digests[1], request.exchange - 1):
             move = None  # it took no part in this round, or has been restarted since
         elif isinstance(move, dict):
-            move = _distance(move, request.arrays)
+            squares = [float(np.sum((own - request.arrays[f"move.{n}"]) ** 2)) for n, own in move.items()]
+            move = float(np.sqrt(sum(squares)))
             # The number is enough to answer a repeated question; the update itself is no longer needed.
             memory.cache["move"] = (run, exchange, move)
         drift = 0.0 if move is None else float(move)
         terms.append(Term({"drift": np.array([drift])}, {"trained": int(move is not None)}))
     return terms
-
-
-def _distance(moves: Mapping[str, Array], means: Mapping[str, Array]) -> float:
-    return float(np.sqrt(sum(float(np.sum((move - means[f"move.{n}"]) ** 2)) for n, move in moves.items())))

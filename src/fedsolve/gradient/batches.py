@@ -119,13 +119,7 @@ def plan_batches(method: GradientMethod, rows: int, round_: int, client: str, le
     return batches[: method.local_steps]
 
 
-def rows_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
-    """Rows that a client sees in one epoch."""
-    rest = sizes % method.batch
-    dropped = rest < (method.batch if method.last_batch == "drop" else least)
-    return np.where(dropped, sizes - rest, sizes)
-
-
 def steps_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
-    """Steps that a client takes in one epoch."""
-    return -(-rows_per_epoch(method, sizes, least) // method.batch)
+    """Steps that clients with so many rows take in one epoch."""
+    is_short = sizes % method.batch < (method.batch if method.last_batch == "drop" else least)
+    return sizes // method.batch + ~is_short

@@ -21,10 +21,8 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, torch
-from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
-from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
+from fedsolve.gradient.personalised import PersonalMethod, arrays_of
 
 OWN = "own"
 MERGE = "merge"
@@ -72,8 +70,8 @@ class FedALA(PersonalMethod):
         named |= {f"{MERGE}.{name}": value for name, value in mixture.items()}
         return arrays_of(named) | {LEARNT: np.array(int(merge.learnt[client]))}
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        return train_alone(self, model, data, state, local=self.prepare)
+    def finish(self, group: ClientGroup) -> None:
+        self.prepare(group)
 
 
 class Merge:

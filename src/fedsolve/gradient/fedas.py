@@ -30,12 +30,10 @@ from contextlib import ExitStack
 import numpy as np
 
 from fedsolve.backends.torch_later import F, Tensor, torch
-from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.batches import steps_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.personalised import PersonalMethod, train_alone
+from fedsolve.gradient.personalised import PersonalMethod
 from fedsolve.gradient.prototypes import class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
@@ -101,10 +99,11 @@ class FedAS(PersonalMethod):
 
     # -- a client's own model ---------------------------------------------------------------------
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        if state is None:
-            return super().personal(model, data, state)
-        return train_alone(self, model, data, state, local=self.prepare)
+    def finish(self, group: ClientGroup) -> None:
+        if group.own_state(0) is None:
+            group.train()
+        else:
+            self.prepare(group)
 
 
 def fisher_traces(group: ClientGroup) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.gradient_method import State, parameter, register
-from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.personalised import PersonalMethod, train_alone
+from fedsolve.gradient.gradient_method import parameter, register
+from fedsolve.gradient.personalised import PersonalMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,8 @@ class FineTuning(PersonalMethod):
         None, "Learning rate of these passes.", least=0, none="that of the round after the last"
     )
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        return train_alone(self, model, data, state, epochs=self.fine_epochs, rate=self.fine_rate)
+    def finishing(self) -> tuple[int, float | None]:
+        return self.fine_epochs, self.fine_rate
 
 
 @register(key="fedavg-ft", paper="McMahan et al., AISTATS 2017, with local fine-tuning")

@@ -24,7 +24,7 @@ from fedsolve.backends.devices import find_device
 from fedsolve.federation.method import Request, Term, Total, opening_classes
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient import networks
-from fedsolve.gradient.batches import rows_per_epoch
+from fedsolve.gradient.batches import steps_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, ServerState, parameter, register
 from fedsolve.gradient.slots import borrowed
 from fedsolve.labels import encode_labels
@@ -136,4 +136,4 @@ def _trains(method: GradientMethod, rows: int, opening: dict[str, Any], device: 
     if not method.trains_together(features, outputs):
         with borrowed(method, features, outputs, find_device(device)) as slot:
             least = 2 if networks.batch_norms(slot.lend()) else 1
-    return int(rows_per_epoch(method, np.array([rows]), least)[0]) > 0
+    return bool(steps_per_epoch(method, np.array([rows]), least)[0] > 0)

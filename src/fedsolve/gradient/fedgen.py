@@ -22,6 +22,7 @@ weights are summed. The paper's adversarial term is off, as in the authors' sett
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks, server_state
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
+from fedsolve.gradient.learners import on_host
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.prototypes import head_names
 from fedsolve.gradient.server_state import ServerState, Weights
@@ -173,9 +175,8 @@ class FedGen(GradientMethod):
             server.weights = mean
             return
         heads = server_state.gathered(total, "own")
-        head = server_state.weighted_mean(
-            heads, {client: server_state.weight_of(total, client) for client in heads}
-        )
+        weights = {client: server_state.weight_of(total, client) for client in heads}
+        head = server_state.weighted_mean(heads, weights)
         server.aggregated = server.aggregated | with_prefix(head, "w.")
         server.weights = mean | server.aggregated
         counts = {client: total[f"labels@{client}"] for client in server_state.trained(total)}
@@ -197,7 +198,10 @@ class FedGen(GradientMethod):
         known = np.flatnonzero(sums > 0)
         generator, optimiser = self._restored(server, layer[0].shape[1], device)
         parameters: list[Tensor] = list(generator.parameters())
-        for targets, noise in zip(*self._lessons(server, known, device), strict=True):
+        rng = stream(self.seed, "fedgen", server.round)
+        for _ in range(self.generator_steps):
+            targets = torch.as_tensor(known[rng.integers(len(known), size=GENERATED)], device=device)
+            noise = torch.as_tensor(rng.random((GENERATED, self.noise_width)), dtype=dtype).to(device)
             features = generator(_generator_inputs(noise, targets, classes))
             logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
             errors = row_losses(logits, targets[:, None].expand(-1, clients))
@@ -208,17 +212,6 @@ class FedGen(GradientMethod):
                 optimiser.step(parameters, gradients)
         server.memory |= _arrays(generator)
         server.memory |= {f"adam.{name}": array for name, array in optimiser.state().items()}
-
-    def _lessons(self, server: ServerState, known: Array, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Labels (steps, rows) and noise of the server's steps in this round."""
-        rng = stream(self.seed, "fedgen", server.round)
-        labels = np.zeros((self.generator_steps, GENERATED), dtype=np.int64)
-        noise = np.zeros((self.generator_steps, GENERATED, self.noise_width))
-        for number in range(self.generator_steps):
-            labels[number] = known[rng.integers(len(known), size=GENERATED)]
-            noise[number] = rng.random((GENERATED, self.noise_width))
-        dtype = getattr(torch, self.precision)
-        return torch.as_tensor(labels, device=device), torch.as_tensor(noise, dtype=dtype).to(device)
 
     def _restored(self, server: ServerState, width: int, device: torch.device) -> tuple[nn.Module, Optimiser]:
         """The generator of the server's memory, and its Adam where that was left."""
@@ -235,8 +228,6 @@ class FedGen(GradientMethod):
 
 def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
     """The generator, its weights not set: (rows, noise + classes) to (rows, width)."""
-    from collections import OrderedDict
-
     with torch.device("meta"):
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             hidden=nn.Linear(method.noise_width + classes, method.generator_width),
@@ -244,8 +235,7 @@ def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
             relu=nn.ReLU(),
             output=nn.Linear(method.generator_width, width),
         )
-        network = nn.Sequential(layers)
-    network.to_empty(device="cpu")
+        network = nn.Sequential(layers).to_empty(device="cpu")
     network.norm.num_batches_tracked.zero_()  # type: ignore[operator, union-attr]
     return network.train()
 
@@ -299,6 +289,4 @@ def _classifier_names(group: ClientGroup) -> list[str]:
 
 def _arrays(generator: nn.Module) -> Weights:
     floats = networks.float_parameters(generator) | networks.float_buffers(generator)
-    return {
-        f"generator.{name}": value.detach().double().cpu().numpy().copy() for name, value in floats.items()
-    }
+    return {f"generator.{name}": on_host(value.double()) for name, value in floats.items()}

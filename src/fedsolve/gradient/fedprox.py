@@ -42,9 +42,8 @@ class FedProx(GradientMethod):
             )
 
     def passes_of(self, client: str, round_: int) -> int:
-        passes = self.passes(round_)
         drawn = stream(self.seed, "stragglers", client, round_)
-        return int(drawn.integers(1, passes + 1)) if drawn.random() < self.stragglers else passes
+        return int(drawn.integers(1, self.epochs + 1)) if drawn.random() < self.stragglers else self.epochs
 
     def with_passes(self, epochs: int) -> Self:
         return replace(super().with_passes(epochs), stragglers=0.0)

@@ -30,6 +30,7 @@ from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
+from fedsolve.gradient.learners import on_host
 from fedsolve.gradient.personalised import PersonalMethod, arrays_of
 from fedsolve.gradient.server_state import ServerState, Weights
 
@@ -86,7 +87,7 @@ class FedSelect(PersonalMethod):
         """Whether any client may have entries of its own: the first selection ends a round, not the first."""
         return self.keeps and round_ > self.select_every
 
-    def passes(self, round_: int) -> int:
+    def passes_of(self, client: str, round_: int) -> int:
         return 2 * self.epochs if self._masked(round_) else self.epochs
 
     # -- the client's side ------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class FedSelect(PersonalMethod):
         group = step.group
         if "mask" not in group.scratch:
             return
-        a_pass = group.steps[: step.active] // self.passes(group.round)
+        a_pass = group.steps[: step.active] // (2 * self.epochs)
         shared = torch.as_tensor(
             (step.number // np.maximum(1, a_pass)) % 2, dtype=group.dtype, device=group.device
         )
@@ -122,23 +123,18 @@ class FedSelect(PersonalMethod):
 
     def state(self, group: ClientGroup, client: int) -> State:
         before = group.own_state(client) or {}
-        weights = arrays_of(group.weights_of(client))
-        names = [name for name in weights if selectable(name)]
-        start = arrays_of({name: group.start[name] for name in names})
+        weights = {n: w for n, w in arrays_of(group.weights_of(client)).items() if selectable(n)}
         took_part = int(before.get(PARTS, 0))
-        nothing = {name: np.zeros(weights[name].shape, dtype=np.uint8) for name in names}
-        masks = {name: before.get(f"{CHOSEN}.{name}", nothing[name]) for name in names}
-        anchor = {name: before.get(f"{ANCHOR}.{name}", start[name]) for name in names}
+        masks = {n: before.get(f"{CHOSEN}.{n}", np.zeros(w.shape, np.uint8)) for n, w in weights.items()}
+        anchor = {n: before.get(f"{ANCHOR}.{n}", on_host(group.start[n])) for n in weights}
         chosen = masks
         if took_part > 0 and took_part % self.select_every == 0:
-            chosen = {
-                name: select(weights[name] - anchor[name], masks[name], self.select_share, self.select_target)
-                for name in names
-            }
-            anchor = {name: weights[name] for name in names}
+            share, target = self.select_share, self.select_target
+            chosen = {n: select(w - anchor[n], masks[n], share, target) for n, w in weights.items()}
+            anchor = weights
         state: State = {PARTS: np.array(took_part + 1)}
         for prefix, arrays in ((OWN, weights), (MASK, masks), (CHOSEN, chosen), (ANCHOR, anchor)):
-            state |= {f"{prefix}.{name}": arrays[name] for name in names}
+            state |= {f"{prefix}.{n}": array for n, array in arrays.items()}
         return state
 
     # -- the server's side ------------------------------------------------------------------------

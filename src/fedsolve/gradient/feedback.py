@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,7 +26,6 @@ from fedsolve.errors import DataError
 from fedsolve.gradient.alignment import CHOICES, weight_of
 
 if TYPE_CHECKING:
-    from fedsolve.gradient.feedback_ops import OutputError
     from fedsolve.gradient.gradient_method import GradientMethod
 
 MATRICES = ("global", "random")
@@ -112,11 +112,10 @@ class Feedback:
               (uniform in ±1/sqrt(outputs)); `matrix` and `scaling` do not apply, as it follows no weight.
     received: W^r by weight name; a layer that it lacks takes the network's weight when it is entered.
     held:     W^r may be older than the network's weights, so B gets their norm at once.
-    in_place: keep B at one address, as captured CUDA graphs need; backward through a graph built
-              before the last `rescale` is then refused by torch. Otherwise such a graph keeps its own B.
 
-    B is no parameter, no buffer and no entry of the state dict. A copy of the network made within the
-    block keeps the feedback for good; make copies that will be trained outside.
+    B stays at one address, as captured CUDA graphs need, so torch refuses backward through a graph built
+    before the last `rescale`. B is no parameter, no buffer and no entry of the state dict. A copy of the
+    network made within the block keeps the feedback for good; make copies that will be trained outside.
     """
 
     def __init__(
@@ -129,7 +128,6 @@ class Feedback:
         route: str = "layer",
         seed: int = 0,
         received: Mapping[str, Tensor] | None = None,
-        in_place: bool = False,
         held: bool = False,
     ) -> None:
         check_choice("feedback matrix", matrix, MATRICES)
@@ -140,9 +138,9 @@ class Feedback:
         modules = dict(network.named_modules())
         self._chosen = [_Layer(name, _find(network, modules, name)) for name in self.layers]
         self._matrix, self._scaling, self._route = matrix, scaling, route
-        self._seed, self._in_place, self._held = seed, in_place, held
+        self._seed, self._held = seed, held
         self._received = received or {}
-        self._error: OutputError | None = None
+        self._errors: list[Tensor] | None = None
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Feedback:
@@ -184,12 +182,12 @@ class Feedback:
                     matrix = source * (start / norm)
                 # W = 0 stays B = 0: divided by infinity instead of zero, without looking at the value.
                 norm.masked_fill_(norm == 0, torch.inf)
-                if self._in_place and layer.matrix is not None:
+                if layer.matrix is None:
+                    # A clone: source may be the same tensor.
+                    layer.matrix, layer.source, layer.norm, layer.start = matrix.clone(), source, norm, start
+                else:
                     for kept, new in zip(layer.tensors(), (matrix, source, norm, start), strict=True):
                         kept.copy_(new)
-                else:
-                    layer.matrix = matrix.clone() if self._in_place else matrix
-                    layer.source, layer.norm, layer.start = source, norm, start
 
     def rescale(self) -> None:
         """B = W^r ||w|| / ||W^r|| for the present local weights; three small kernels a layer, no waiting.
@@ -203,10 +201,7 @@ class Feedback:
                 if layer.norm is None:
                     raise DataError("rescale() before the feedback was entered; use `with Feedback(...)`.")
                 ratio = self._norm(layer.module.weight).div_(layer.norm)
-                if self._in_place:
-                    torch.mul(layer.source, ratio, out=layer.matrix)
-                else:
-                    layer.matrix = torch.mul(layer.source, ratio)
+                torch.mul(layer.source, ratio, out=layer.matrix)
 
     def agreement(self) -> dict[str, Alignment]:
         """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
@@ -258,7 +253,7 @@ class Feedback:
     def _restore(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._error = None
+        self._errors = None
 
     def _direct_forward(self, layer: _Layer) -> Callable[[nn.Module, Tensor], Tensor]:
         from fedsolve.gradient.feedback_ops import DirectFeedback
@@ -272,12 +267,12 @@ class Feedback:
             return made[outputs, width]
 
         def forward(module: nn.Module, inputs: Tensor) -> Tensor:
-            if self._error is None:
+            if self._errors is None:
                 raise DataError(
                     f"route='direct' sends the output's error to {layer.name!r}, so the whole network must "
                     "be called, not one of its parts."
                 )
-            turned = DirectFeedback.apply(inputs, self._error, matrix)  # type: ignore[no-untyped-call]
+            turned = DirectFeedback.apply(inputs, self._errors, matrix)  # type: ignore[no-untyped-call]
             result: Tensor = type(module).forward(module, turned)
             return result
 
@@ -285,20 +280,19 @@ class Feedback:
 
     def _listen(self) -> None:
         """Make every pass through the network remember the gradient of the loss by its output."""
-        from fedsolve.gradient.feedback_ops import OutputError
 
         def begin(network: nn.Module, inputs: Any) -> None:
             # One per pass: hosts that run two passes before backward get each pass's own error.
-            self._error = OutputError()
+            self._errors = []
 
         def finish(network: nn.Module, inputs: Any, output: Any) -> None:
-            error, self._error = self._error, None
+            errors, self._errors = self._errors, None
             if not hasattr(output, "requires_grad"):
                 raise DataError(
                     f"route='direct' needs a network that returns one tensor; got {type(output).__name__}."
                 )
-            if output.requires_grad and error is not None:
-                output.register_hook(error.receive)
+            if output.requires_grad and errors is not None:
+                output.register_hook(errors.append)
 
         self._undo.append(self.network.register_forward_pre_hook(begin).remove)
         self._undo.append(self.network.register_forward_hook(finish).remove)
@@ -377,10 +371,7 @@ def _refuse_unused(method: GradientMethod, names: Iterable[str], why: str) -> No
 @lru_cache(maxsize=4)
 def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> Array:
     """Uniforms in [-1, 1) that every client gets from the seed, on every platform."""
-    size = 1
-    for length in shape:
-        size *= length
-    values: Array = uniform_bits(seed, f"feedback {name}", 0, 0, size).reshape(shape)
+    values: Array = uniform_bits(seed, f"feedback {name}", 0, 0, math.prod(shape)).reshape(shape)
     values *= 2.0
     values -= 1.0
     values.setflags(write=False)

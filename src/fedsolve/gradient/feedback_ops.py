@@ -79,20 +79,23 @@ class ConvolutionFeedback(Function):
 
 
 class DirectFeedback(Function):
-    """The identity, whose gradient is a fixed random projection of the network's output error (DFA)."""
+    """The identity, whose gradient is a fixed random projection of the network's output error (DFA).
+
+    errors: of one pass through the network, the gradient of the loss by its output once backward has it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, error: OutputError, matrix: Callable[..., Tensor]) -> Tensor:
-        ctx.error, ctx.matrix = error, matrix
+    def forward(ctx: Any, inputs: Tensor, errors: list[Tensor], matrix: Callable[..., Tensor]) -> Tensor:
+        ctx.errors, ctx.matrix = errors, matrix
         return inputs.view_as(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (arrived,) = gradients
-        error = ctx.error.value
-        if error is None:
+        if not ctx.errors:
             # The loss does not depend on the output: its error is zero.
             return torch.zeros_like(arrived), None, None
+        error = ctx.errors[-1]
         if len(error) != len(arrived):
             raise DataError(
                 f"direct feedback needs one output row per input row of the layer; the network gave "
@@ -101,18 +104,6 @@ class DirectFeedback(Function):
         error = error.flatten(1)
         matrix = ctx.matrix(error.shape[1], arrived[0].numel(), arrived)
         return error.to(arrived.dtype).mm(matrix).view(arrived.shape), None, None
-
-
-class OutputError:
-    """The gradient of the loss by the output of one pass through the network, once backward has it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: Tensor | None = None
-
-    def receive(self, gradient: Tensor) -> None:
-        self.value = gradient
 
 
 def _saved(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,17 +117,9 @@ def _saved(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
 def aligned(module: nn.Module) -> Aligned:
     """The module's operation as function(inputs, weight, bias, matrix), with B = matrix in backward."""
     if isinstance(module, nn.Linear):
-        return _linear
+        linear: Aligned = LinearFeedback.apply
+        return linear
     assert isinstance(module, nn.Conv2d)
-    return _convolution(module)
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor) -> Tensor:
-    result: Tensor = LinearFeedback.apply(inputs, weight, bias, matrix)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _convolution(module: nn.Conv2d) -> Aligned:
     stride, dilation, groups = module.stride, module.dilation, module.groups
     padding, margins, mode = _padding(module)
 

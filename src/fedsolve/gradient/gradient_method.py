@@ -23,7 +23,6 @@ from fedsolve.federation.states import State as State
 from fedsolve.gradient import augmentation, networks, optimisers, refusals
 from fedsolve.gradient.feedback import HELD, Feedback
 from fedsolve.gradient.feedback import check_parameters as check_feedback
-from fedsolve.gradient.graphs import replays
 from fedsolve.gradient.group import ClientGroup as ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel
@@ -256,13 +255,9 @@ class GradientMethod(Method[GradientModel]):
         """The learning rate of a round."""
         return self.rate * optimisers.factor_of(self, round_)
 
-    def passes(self, round_: int) -> int:
-        """How often clients go through their rows in a round."""
-        return self.epochs
-
     def passes_of(self, client: str, round_: int) -> int:
-        """How often this client does."""
-        return self.passes(round_)
+        """How often a client goes through its rows in a round."""
+        return self.epochs
 
     def with_passes(self, epochs: int) -> Self:
         """The same method with so many passes for everybody, as for a client that trains by itself."""
@@ -328,7 +323,6 @@ class GradientMethod(Method[GradientModel]):
             seed=self.seed,
             received=group.start | with_prefix(group.received, HELD),
             held=self.feedback_sync > 1,
-            in_place=replays(group.device),
         )
 
     # -- the server's side ------------------------------------------------------------------------

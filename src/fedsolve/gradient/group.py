@@ -152,8 +152,8 @@ class ClientGroup:
         """
         states = {}
         for name in self.names:
-            kept = [(state or {}).get(f"{prefix}.{name}") for state in self._states]
-            parts = [default[name] if own is None else self._tensor(own) for own in kept]
+            kept = [(state or {}).get(f"{prefix}.{name}", default[name]) for state in self._states]
+            parts = [self._tensor(own) for own in kept]
             states[name] = torch.stack(parts) if self.learners.stacked else parts[0]
         return states
 
@@ -281,19 +281,16 @@ class ClientGroup:
             method.prepare(self)
             single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
-            kept = self._recordings() if replayed else None
+            kept = self._recordings() if replayed else Recordings()
             layers = tuple(self.note.get("feedback", ()))
-            if kept is None:
-                feedback = method.feedback_part(self)
-            else:
-                feedback = kept.feedback(layers, lambda: method.feedback_part(self))
+            feedback = kept.feedback(layers, lambda: method.feedback_part(self))
             if feedback is not None:
                 stack.enter_context(feedback)
             optimiser = self._optimiser(kept)
             advance = self._advance(optimiser, feedback)
             if replayed:
                 lengths = self.batches.lengths(0)
-                advance = Recorder(advance, lengths, layers, kept or Recordings(), self._slot.pool).run
+                advance = Recorder(advance, lengths, layers, kept, self._slot.pool).run
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
@@ -306,10 +303,10 @@ class ClientGroup:
                 self.agreement = feedback.agreement()
         self._check_losses()
 
-    def _recordings(self) -> Recordings | None:
-        """What was recorded in this slot with other clients, ready for this one; None where nothing lasts."""
+    def _recordings(self) -> Recordings:
+        """What was recorded in this slot with other clients, ready for this one, where it can last."""
         if not self.method.uses_tensors_only:
-            return None
+            return Recordings()
         assert self._network is not None
         parts: dict[str, dict[str, Any]] = {
             part: getattr(self, part) for part in ("start", "received", "scratch")
@@ -317,16 +314,16 @@ class ClientGroup:
         tensors = {(part, n): value for part, own in parts.items() for n, value in own.items()}
         tensors = {name: value for name, value in tensors.items() if value is not None}
         if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-            return None
+            return Recordings()
         kept = self._slot.recordings(self._network)
         # From here on the group's tensors are those that recorded steps read, with this client's values.
         for (part, name), tensor in kept.receive(self.method, tensors).items():
             parts[part][name] = tensor
         return kept
 
-    def _optimiser(self, kept: Recordings | None) -> Optimiser:
+    def _optimiser(self, kept: Recordings) -> Optimiser:
         """The optimiser, afresh; its tensors stay where recorded steps find them."""
-        if kept is not None and kept.optimiser is not None:
+        if kept.optimiser is not None:
             kept.optimiser.begin(self.rate)
             return kept.optimiser
         method = self.method
@@ -334,10 +331,10 @@ class ClientGroup:
         if method.optimiser == "sgd" and not self.learners.stacked and replays(self.device):
             # A number would be recorded with the step; the arithmetic is the same for steps that are not.
             rate = torch.tensor(rate, dtype=self.dtype, device=self.device)
-        optimiser = Optimiser(method.optimiser, rate, method.momentum, method.weight_decay, method.nesterov)
-        if kept is not None:
-            kept.optimiser = optimiser
-        return optimiser
+        kept.optimiser = Optimiser(
+            method.optimiser, rate, method.momentum, method.weight_decay, method.nesterov
+        )
+        return kept.optimiser
 
     def _advance(self, optimiser: Optimiser, feedback: Feedback | None) -> Callable[[Step], None]:
         """What a step does to the weights, as a function."""
@@ -430,7 +427,7 @@ class ClientGroup:
         starts = [self.start[name] for name in names]
         return [start.expand(len(self.clients), *start.shape).clone() for start in starts]
 
-    def _tensor(self, array: Array) -> Tensor:
+    def _tensor(self, array: Array | Tensor) -> Tensor:
         tensor = torch.as_tensor(array, dtype=self.dtype).to(self.device)
         # The kernels of a depthwise convolution leave the layout to its input.
         return tensor if tensor.shape[1:2] == (1,) else laid_out(tensor)
@@ -447,7 +444,7 @@ class ClientGroup:
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
         stay = method.withheld(self)
         weights: dict[str, Any] = {n: sent(w) for n, w in self.weights_now().items() if n not in stay}
-        by_client: dict[int, Term] = {}
+        terms = [Term() for _ in self.order]
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
             if self.steps[place] > 0:
@@ -463,19 +460,18 @@ class ClientGroup:
                 term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
                 term.counts |= {"correct": int(correct[place]), "seen": seen[place]}
                 method.contribute(self, place, term)
-            by_client[client] = term
+            terms[client] = term
             self._file_state(place)
-        return [by_client[client] for client in range(len(by_client))]
+        return terms
 
     def _file_state(self, place: int) -> None:
         if not self.method.stateful:
             return
-        trained = self.steps[place] > 0
         state = dict(self._states[place] or {})
-        if trained:
+        if self.steps[place] > 0:
             state = dict((self.method.state(self, place) if self.method.keeps else None) or {})
-        if self.method.buffers == "local" and trained:
-            state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
+            if self.method.buffers == "local":
+                state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         self.memories[place].states.write(self.run, self.exchange, state, self._since[place])
 
 

@@ -79,9 +79,9 @@ def factors(
     network: nn.Module, layers: dict[str, nn.Module], batches: Iterator[Batch], losses: Losses
 ) -> dict[str, Factors]:
     """The factors of these layers over all rows of the batches; the network stays as it is."""
-    sums = {name: _Products(module) for name, module in layers.items()}
-    rows = _pass_over(network, list(sums.values()), batches, losses)
-    return {name: products.factors(rows) for name, products in sums.items()}
+    products = {name: _Products(module) for name, module in layers.items()}
+    rows = _pass_over(network, list(products.values()), batches, losses)
+    return {name: own.factors(rows) for name, own in products.items()}
 
 
 def diagonals(
@@ -109,17 +109,13 @@ def _pass_over(network: nn.Module, sums: Sequence[_Sums], batches: Iterator[Batc
             rows += len(targets)
             parts = list(losses(network(inputs), targets))
             outputs = [output for layer in sums for output in layer.outputs]
+            owners = [layer for layer in sums for _ in layer.outputs]
             for number, part in enumerate(parts, 1):
-                gradients = iter(
-                    torch.autograd.grad(
-                        part.sum(), outputs, retain_graph=number < len(parts), allow_unused=True
-                    )
-                )
-                for layer in sums:
-                    for _ in layer.outputs:
-                        gradient = next(gradients)
-                        if gradient is not None:
-                            layer.pass_back(gradient)
+                more = number < len(parts)
+                gradients = torch.autograd.grad(part.sum(), outputs, retain_graph=more, allow_unused=True)
+                for layer, gradient in zip(owners, gradients, strict=True):
+                    if gradient is not None:
+                        layer.pass_back(gradient)
             for layer in sums:
                 layer.outputs.clear()
     return rows
@@ -180,7 +176,8 @@ class _Products(_Sums):
         super().__init__(module)
         self.groups: int = getattr(module, "groups", 1)
         self._right: Any = 0.0
-        self._left: Any = 0.0
+        outputs = int(module.weight.shape[0]) // self.groups
+        self._left = module.weight.new_zeros((self.groups, outputs, outputs), dtype=torch.float64)
         self._places = 0
         self._positions = 1
 
@@ -197,7 +194,7 @@ class _Products(_Sums):
         # (rows, channels, height, width) or (..., channels) to (groups, places, channels of a group)
         last = gradient.movedim(1, -1) if self._convolves else gradient
         flat = last.reshape(-1, self.groups, last.shape[-1] // self.groups).transpose(0, 1).double()
-        self._left = self._left + torch.matmul(flat.mT, flat)
+        self._left += torch.matmul(flat.mT, flat)
 
     @property
     def _convolves(self) -> bool:
@@ -215,11 +212,10 @@ class _Products(_Sums):
         return split.permute(1, 0, 3, 2).flatten(1, 2)
 
     def factors(self, rows: int) -> Factors:
-        right = (self._right / max(1, self._places)).cpu().numpy()
-        outputs = int(self.module.weight.shape[0]) // self.groups
-        left = np.zeros((self.groups, outputs, outputs))
-        if not isinstance(self._left, float):
-            left = (self._left / rows).cpu().numpy()
+        right, left = (
+            (total / max(1, count)).cpu().numpy()
+            for total, count in ((self._right, self._places), (self._left, rows))
+        )
         if self.groups == 1:
             right, left = right[0], left[0]
         return Factors(right, left, self._positions)

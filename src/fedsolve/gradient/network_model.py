@@ -147,10 +147,10 @@ class GradientModel(Model):
 
     def _state(self, states: StateStore | None) -> State | None:
         """What a client kept of the run; None if it took no part, an error if it is lost."""
-        place = None
-        if states is not None and self.run is not None:
-            place = self.kept.get(ticket(self.run, states.client))
-        if states is None or self.run is None or place is None:
+        if states is None or self.run is None:
+            return None
+        place = self.kept.get(ticket(self.run, states.client))
+        if place is None:
             return None
         try:
             return states.read(self.run, place) or None
@@ -162,9 +162,8 @@ class GradientModel(Model):
             ) from None
 
     def scores(self, features: Array) -> Array:
-        return np.concatenate(
-            [np.zeros((0, self.outputs)), *(scores for _, scores in self._passes(features))]
-        )
+        passes = [scores for _, scores in self._passes(features)]
+        return np.concatenate([np.zeros((0, self.outputs)), *passes])
 
     def arrays(self) -> dict[str, Array]:
         named = {f"weights.{name}": array for name, array in self.weights.items()}

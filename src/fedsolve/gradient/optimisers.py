@@ -16,6 +16,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
+from fedsolve.gradient.learners import on_host
 
 if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
@@ -82,9 +83,7 @@ class Optimiser:
         """Steps and moments, for an optimiser that lives longer than a round."""
         arrays = {"steps": np.array(self.steps)}
         for kind, moments in (("first", self._first), ("second", self._second)):
-            arrays |= {
-                f"{kind}.{k}": moment.double().cpu().numpy().copy() for k, moment in enumerate(moments)
-            }
+            arrays |= {f"{kind}.{k}": on_host(moment.double()) for k, moment in enumerate(moments)}
         return arrays
 
     def resume(self, state: Mapping[str, Array], weights: list[Tensor]) -> None:

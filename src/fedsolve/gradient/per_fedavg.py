@@ -17,11 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 from fedsolve.backends.torch_later import Tensor, torch
-from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedavg_ft import FineTuning
-from fedsolve.gradient.gradient_method import State, Step, parameter, register
-from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.personalised import train_alone
+from fedsolve.gradient.gradient_method import Step, parameter, register
 from fedsolve.gradient.steps import row_losses
 
 
@@ -54,9 +51,8 @@ class PerFedAvg(FineTuning):
             torch._foreach_add_(gradients, curved, alpha=-self.inner_rate / (2 * self.delta))
         step.gradients, step.losses, step.output = gradients, losses.detach(), output
 
-    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
-        rate = self.inner_rate if self.fine_rate is None else self.fine_rate
-        return train_alone(self, model, data, state, epochs=self.fine_epochs, rate=rate)
+    def finishing(self) -> tuple[int, float | None]:
+        return self.fine_epochs, self.inner_rate if self.fine_rate is None else self.fine_rate
 
 
 def _halves(step: Step) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,16 @@ class PersonalMethod(GradientMethod):
         model: the shared one. state: what the client ended its last exchange with; None when it never took
         part, or the method's clients keep nothing.
         """
-        return train_alone(self, model, data, state)
+        epochs, rate = self.finishing()
+        return train_alone(self, model, data, state, local=self.finish, epochs=epochs, rate=rate)
+
+    def finish(self, group: ClientGroup) -> None:
+        """What a client does for a model of its own: the local part of a round, from the final weights."""
+        group.train()
+
+    def finishing(self) -> tuple[int | None, float | None]:
+        """Passes and learning rate of that; the round's own when None."""
+        return None, None
 
 
 @contextmanager

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
     from fedsolve.gradient.network_model import GradientModel
 
-DEFAULTS = {"order": "channels", "normalise": "half"}
-FORM = "&".join(f"{name}={value}" for name, value in DEFAULTS.items())
+ORDER, SCALE = "order=channels", "normalise=half"
+FORM = f"{ORDER}&{SCALE}"
 TREATING = "crop, flip, pixel_mean and pixel_deviation"
-_HALF = {"scale": 255.0, "mean": [0.5], "std": [0.5]}
+_HALF = {"scale": 255.0, "mean": 0.5, "std": 0.5}
 
 
 def is_treated(parameters: Mapping[str, Any]) -> bool:
@@ -92,13 +92,10 @@ def pixel_address(
         )
     if kind != "pixels":
         raise _no_pixels(named)
-    said = {"normalise": ("normalise", "mean", "std")}
-    missing = [
-        f"{name}={value}"
-        for name, value in DEFAULTS.items()
-        if not {*said.get(name, (name,))} & {*address.options}
-    ]
-    filled = f"{named}{'&' if '?' in named else '?'}{'&'.join(missing)}" if missing else named
+    filled = named
+    for default, said in ((ORDER, {"order"}), (SCALE, {"normalise", "mean", "std"})):
+        if not said & {*address.options}:
+            filled += f"{'&' if '?' in filled else '?'}{default}"
     if treated:
         pixels = load_backbone(filled)
         assert isinstance(pixels, Pixels)
@@ -111,22 +108,15 @@ def check_form(source: Extractor) -> None:
     if source.recipe.get("name") != "pixels":
         raise _no_pixels(source.name)
     order = source.recipe.get("order", ORDERS[0])
-    scaled = {name: source.preprocessing.get(name) for name in _HALF}
-    phrases = []
-    if order != DEFAULTS["order"]:
-        phrases.append(f"in the order of {order}")
+    phrases = [] if order == "channels" else [f"in the order of {order}"]
     # One number for all channels, or the same one for each.
-    if any(not value or {*_listed(value)} != {*_listed(_HALF[name])} for name, value in scaled.items()):
+    if not all(np.all(source.preprocessing.get(name) == np.array(value)) for name, value in _HALF.items()):
         phrases.append("on another scale than [-1, 1]")
     if phrases:
         raise DataError(
             f"backbone '{source.name}' gives pixels {' and '.join(phrases)}, and {TREATING} are for pixels "
             f"channel after channel in [-1, 1]. Give it {FORM} instead, or leave these parameters out."
         )
-
-
-def _listed(value: Any) -> list[float]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _no_pixels(named: str) -> DataError:

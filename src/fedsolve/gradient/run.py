@@ -59,8 +59,7 @@ class GradientRun(Run[GradientModel]):
             named = list(dict.fromkeys(layer.strip() for layer in method.feedback.split(",")))
             with Feedback(network, named):
                 return named
-        shape = networks.input_shape(method.network, self.spec.features, method.image_shape)
-        blank = networks.as_inputs(torch.zeros(2, self.spec.features), shape, method.precision)
+        blank = ImageInputs(method.parameters(), self.spec.features).read(torch.zeros(2, self.spec.features))
         layers = trained_layers(network) if method.feedback_first else changing_layers(network, blank)
         if len(layers) < method.feedback_layers:
             raise DataError(

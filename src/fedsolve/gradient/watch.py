@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
@@ -98,8 +99,7 @@ def _cross_entropy(scores: Array, labels: Array, classes: Array) -> float | None
     known = codes >= 0
     if not known.any():
         return None
-    scores = scores[known] - scores[known].max(axis=1, keepdims=True)
-    logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    logs = log_softmax(scores[known], axis=1)
     return float(-np.mean(logs[np.arange(len(logs)), codes[known]]))
 
 

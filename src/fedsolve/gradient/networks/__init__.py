@@ -41,9 +41,6 @@ NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
 SHAPES = {math.prod(s): s for s in ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64))}
 """Shapes of images that their number of features says."""
 
-# Names under which a head keeps what it captured, and a network the name of its head.
-_TAP, _HEAD = "_fedsolve_tap", "_fedsolve_head"
-
 _DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -175,17 +172,9 @@ def features_of(
 
     weights: used in place of the network's own, by name.
     """
-    name = network.__dict__.get(_HEAD)
-    if name is None:
-        # The name, not the module: copies of the network must find their own classifier.
-        name = network.__dict__[_HEAD] = head_of(network)[0]
-    head = network.get_submodule(name)
-    if _TAP not in head.__dict__:
-        head.__dict__[_TAP] = []
-        head.register_forward_pre_hook(_capture)
-    # Other passes through the network find no list and keep nothing alive.
-    kept: list[Tensor] = []
-    head.__dict__[_TAP] = kept
+    name, head = head_of(network)
+    entered: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, arguments: entered.extend(arguments[:1]))
     try:
         if weights is None:
             logits: Tensor = network(inputs)
@@ -194,20 +183,14 @@ def features_of(
 
             logits = functional_call(network, weights, (inputs,))
     finally:
-        head.__dict__[_TAP] = None
-    if not kept:
+        handle.remove()
+    if not entered:
         raise DataError(
             f"the classifier '{name}' of the {type(network).__name__} was not called as a module with its "
             "input as the first argument, so there are no features. The last nn.Linear that is registered "
             "must be the one that gives the logits."
         )
-    return kept[-1], logits
-
-
-def _capture(head: nn.Module, arguments: tuple[Any, ...]) -> None:
-    kept = head.__dict__.get(_TAP)
-    if kept is not None:
-        kept.extend(arguments[:1])
+    return entered[-1], logits
 
 
 def batch_norms(network: nn.Module) -> list[str]:
@@ -291,18 +274,13 @@ def _parsed(name: str) -> tuple[str, str | None]:
 def _image_network(
     kind: str, option: str | None, shape: tuple[int, int, int] | None, outputs: int, seed: int
 ) -> nn.Module:
+    from fedsolve.gradient.networks import cnn, mobilenet, resnet
+
     assert shape is not None
-    grouped = option == "gn"
     if kind == "cnn":
-        from fedsolve.gradient.networks.cnn import SmallCNN
-
-        return made(lambda: SmallCNN(shape, outputs), "torch", seed)
+        return made(lambda: cnn.SmallCNN(shape, outputs), "torch", seed)
+    grouped, stock = option == "gn", option == "stock"
     if kind == "mobilenet_v2":
-        from fedsolve.gradient.networks.mobilenet import MobileNetV2
-
-        stock = option == "stock"
-        return made(lambda: MobileNetV2(shape[0], outputs, grouped=grouped, stock=stock), "small head", seed)
-    from fedsolve.gradient.networks import resnet
-
-    make = resnet.resnet18 if kind == "resnet18" else resnet.resnet50
-    return made(lambda: make(shape[0], outputs, grouped=grouped), "he", seed)
+        make = partial(mobilenet.MobileNetV2, shape[0], outputs, grouped=grouped, stock=stock)
+        return made(make, "small head", seed)
+    return made(partial(resnet.ResNet, kind, shape[0], outputs, grouped=grouped), "he", seed)

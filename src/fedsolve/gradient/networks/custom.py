@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fedsolve.backends.torch_later import GENERATOR, nn, torch
 from fedsolve.data.backbones.preprocessing import digest_of
 from fedsolve.data.backbones.torch_callable import weights_digest
-from fedsolve.errors import DataError, did_you_mean, first_line, require
+from fedsolve.errors import DataError, did_you_mean, explained, require
 from fedsolve.gradient.networks.initial import network_seed
-from fedsolve.registry import check_allowed
+from fedsolve.registry import check_allowed, imported
 
 PREFIX = "custom"
 
@@ -70,44 +69,22 @@ def made_by(
     check_allowed("network", f"{place}:{name}")
     # Importing may draw too, but only once a process: the function starts from the seed again.
     with _drawing(seed):
-        factory = _factory(place, name, address, known)
-    with _drawing(seed):
-        try:
-            network = factory(features, outputs)
-        except Exception as problem:  # a user's own code may raise anything
-            raise DataError(
-                f"{address}: {name}({features}, {outputs}) failed: {type(problem).__name__}: "
-                f"{first_line(problem)} It must take (features, outputs) and return a torch.nn.Module."
-            ) from problem
-    _check(network, f"{address}: {name}({features}, {outputs})")
-    # A function may hand out the same module each time; training must not reach through to it.
-    return _copied(network, address)
-
-
-def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Callable[[int, int], nn.Module]:
-    try:
-        module = importlib.import_module(place)
-    except Exception as problem:  # a user's own code may raise anything
-        absent = problem.name if isinstance(problem, ModuleNotFoundError) else None
-        if absent and f"{place}.".startswith(f"{absent}."):
-            guess = did_you_mean(f"{place}:{name}", known) or did_you_mean(place, known)
-            raise DataError(
-                f"{address}: there is no module '{place}'.{guess} Install it or put its folder "
-                f"on PYTHONPATH; networks that come with fedsolve are {', '.join(known)}."
-            ) from problem
-        raise DataError(
-            f"{address}: importing {place} failed: {type(problem).__name__}: {first_line(problem)}"
-        ) from problem
-    member = getattr(module, name, None)
-    if not callable(member) or isinstance(member, nn.Module):
+        near = did_you_mean(f"{place}:{name}", known) or did_you_mean(place, known)
+        module = imported(place, address, near, f"; networks that come with fedsolve are {', '.join(known)}")
+    factory = getattr(module, name, None)
+    if not callable(factory) or isinstance(factory, nn.Module):
         names = sorted(each for each, value in vars(module).items() if callable(value) and each[0] != "_")
-        seen = "has no" if member is None else f"has a {type(member).__name__}, not a function,"
+        seen = "has no" if factory is None else f"has a {type(factory).__name__}, not a function,"
         raise DataError(
             f"{address}: {place} {seen} '{name}'.{did_you_mean(name, names)} Name a "
             "function of (features, outputs) that returns a torch.nn.Module."
         )
-    factory: Callable[[int, int], nn.Module] = member
-    return factory
+    remedy = "It must take (features, outputs) and return a torch.nn.Module."
+    with _drawing(seed), explained(f"{address}: {name}({features}, {outputs}) failed", remedy):
+        network = factory(features, outputs)
+    _check(network, f"{address}: {name}({features}, {outputs})")
+    # A function may hand out the same module each time; training must not reach through to it.
+    return _copied(network, address)
 
 
 def _check(network: Any, what: str) -> None:
@@ -129,13 +106,8 @@ def _check(network: Any, what: str) -> None:
 
 
 def _copied(module: nn.Module, what: str) -> nn.Module:
-    try:
+    with explained(f"{what} cannot be copied", "Keep no results of a forward pass on it."):
         return copy.deepcopy(module)
-    except Exception as problem:  # a module may hold anything
-        raise DataError(
-            f"{what} cannot be copied: {type(problem).__name__}: {first_line(problem)} Keep no results of a "
-            "forward pass on it."
-        ) from problem
 
 
 @contextmanager

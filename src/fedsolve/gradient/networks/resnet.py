@@ -12,7 +12,7 @@ entered the block and end in the same sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,19 +68,16 @@ def bottleneck(width: int, stride: int) -> list[tuple[int, int, int]]:
     return [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
 
 
+KINDS = {"resnet18": (basic, (2, 2, 2, 2)), "resnet50": (bottleneck, (3, 4, 6, 3))}
+"""By name: the block, and how many of them each stage has."""
+
+
 class ResNet(nn.Module):
     """Images (rows, C, H, W) to logits. Layers: stem, stages.0.0.conv1 and so on, classifier."""
 
-    def __init__(
-        self,
-        block: Callable[[int, int], list[tuple[int, int, int]]],
-        depths: tuple[int, int, int, int],
-        channels: int,
-        outputs: int,
-        *,
-        grouped: bool = False,
-    ) -> None:
+    def __init__(self, kind: str, channels: int, outputs: int, *, grouped: bool = False) -> None:
         super().__init__()
+        block, depths = KINDS[kind]
         normalised = normalisation(grouped, GROUPS)
         self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
         self.stem_norm = normalised(64)
@@ -100,13 +97,3 @@ class ResNet(nn.Module):
         maps = self.stages(self.stem_norm(self.stem(images), RELU))
         logits: Tensor = self.classifier(maps.mean((2, 3)))
         return logits
-
-
-def resnet18(channels: int, outputs: int, *, grouped: bool = False) -> ResNet:
-    """ResNet-18: two basic blocks per stage."""
-    return ResNet(basic, (2, 2, 2, 2), channels, outputs, grouped=grouped)
-
-
-def resnet50(channels: int, outputs: int, *, grouped: bool = False) -> ResNet:
-    """ResNet-50: 3, 4, 6 and 3 bottleneck blocks."""
-    return ResNet(bottleneck, (3, 4, 6, 3), channels, outputs, grouped=grouped)
