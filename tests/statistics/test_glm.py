@@ -340,6 +340,7 @@ def test_sites_that_disagree_on_a_column() -> None:
         ("", "a formula is needed"),
         ("progression ~ age | sex", "more than one part"),
         ("progression ~ scale(age + bmi)", "one column"),
+        ("progression ~ log(`body mass`)", "Rename the column"),
     ],
 )
 def test_formulas_that_cannot_be(formula: str, match: str) -> None:
@@ -395,9 +396,9 @@ def test_a_run_resumes_at_any_exchange(tmp_path: Any) -> None:
         assert again.to_bytes() == whole.to_bytes()
 
 
-def test_rates_take_no_more_exchanges_than_counts() -> None:
+def test_rates_start_near_their_mean() -> None:
     frame = table("affairs").assign(days=365.0 * table("affairs").yrs_married)
     model = GLM("affairs ~ age", family="poisson", offset="log(days)").fit(federation(frame))
     expected = smf.glm("affairs ~ age", frame, family=sm.families.Poisson(), offset=np.log(frame.days))
     near(model.coefficient, expected.fit(tol=1e-14).params, 1e-8)
-    assert model.facts["exchanges"] <= 8
+    assert model.facts["exchanges"] <= 10  # 17 from a first point that knows nothing of the offset

@@ -35,6 +35,11 @@ _LONGEST = 4000
 def check(expression: str, variables: Iterable[str]) -> ast.Expression:
     """The expression, parsed; refused where it is more than arithmetic on columns."""
     known = [*variables]
+    if "`" in expression:
+        raise DataError(
+            f"'{expression}': only a column that stands by itself may have a name in backticks. Rename the "
+            "column to use it in a function."
+        )
     with explained(f"'{expression}' is no expression", kinds=(SyntaxError, ValueError)):
         tree = ast.parse(expression.strip(), mode="eval")
     for node in ast.walk(tree):
