@@ -108,8 +108,6 @@ class GLM(LikelihoodMethod[GLMModel]):
             if np.any(np.abs(shift := self._shift(design, slope)) > 0.1):
                 newton.weight = newton.weight + shift
                 continue
-            if self.family == "binomial" and total.count("wrong") == 0:
-                raise newton.runaway(newton.trial()[design.kept])
             if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
                 null = float(deviance[0])
             observed = total.term.arrays.get("observed")
@@ -215,11 +213,11 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     with np.errstate(all="ignore"):
         mean, slope = link.mean(eta), link.slope(eta)
         variance, gap = family.variance(mean), y - mean
-        invalid = int(np.sum(~family.domain(mean)))
         # Of minus the log-likelihood by eta, times phi, for every row; and minus its second derivative.
         slopes = -w * gap * slope / variance
         turned = link.bend(eta) * variance - slope**2 * family.variance_slope(mean)
         bend = w * (slope**2 / variance - gap * turned / variance**2)
+        invalid = int(np.sum(~(family.domain(mean) & np.isfinite(slopes) & np.isfinite(bend))))
         sums = {"deviance": np.array([w @ family.deviance(y, mean)])}
         sums["pearson"] = np.array([w @ (gap**2 / variance)])
         if last:
@@ -236,10 +234,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums["meat"] = np.outer(g, g) if clusters else _gram(x, slopes**2)
     if invalid:  # without means that the family has there is nothing to sum; the server takes a shorter step
         sums = {name: np.zeros_like(array) for name, array in sums.items()}
-    # Shares of several trials cannot be told apart by a rule, so they count as wrong.
-    wrong = int(np.sum(((mean > 0.5) != (y > 0.5)) | (y % 1 > 0)))
-    counts = {"invalid": invalid, "wrong": wrong}
-    return Term(sums, counts, frozenset(sums) & {"curvature", "observed", "meat"})
+    return Term(sums, {"invalid": invalid}, frozenset(sums) & {"curvature", "observed", "meat"})
 
 
 def _gram(x: Array, weight: Array) -> Array:

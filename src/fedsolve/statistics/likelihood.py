@@ -82,8 +82,8 @@ class Newton(Descent):
             self.converged = True
         elif ended:
             self.check_flat(_NEARLY_FLAT)
-            if self.ratios and np.any(far := (np.abs(self.weight) > _FAR) & ~self.design.intercept):
-                raise separated([names[k] for k in np.flatnonzero(far)[:3]])
+            if self.ratios and np.any((np.abs(self.weight) > _FAR) & ~self.design.intercept):
+                raise self.runaway(self.weight[self.design.kept])
             raise DivergenceError(
                 f"not converged after {self.gradients} steps: the last one is {self.length:.1e} standard "
                 f"errors long, the tolerance {method.tolerance:g}. It is longest for "
@@ -136,9 +136,8 @@ class Newton(Descent):
 
     def check_flat(self, least: float = FLAT) -> None:
         """Refuse coefficients that grow until nothing is left of the curvature that they had at first."""
-        share, direction = flattest(self.part(self.curvature), self.part(self.first))
-        if share < least:
-            raise self.runaway(direction)
+        if flattest(self.part(self.curvature), self.part(self.first)) < least:
+            raise self.runaway(self.weight[self.design.kept])
 
     def runaway(self, direction: Array) -> DataError:
         """Coefficients grow without end in this direction of the columns that count."""
