@@ -160,13 +160,12 @@ class Curvature:
         return float(np.sqrt(max(inner(gradient, self.solve(gradient)), 0.0)))
 
 
-def flattest(last: Array, first: Array) -> tuple[float, Array]:
-    """The least share that is left of a curvature in any direction, and that direction.
+def flattest(last: Array, first: Array) -> float:
+    """The least share that is left of a curvature in any direction.
 
     Where next to nothing is, a coefficient grows without end: the likelihood has no maximum.
     """
-    share, directions = eigh(last, first, subset_by_index=[0, 0])
-    return float(share[0]), np.asarray(directions[:, 0])
+    return float(eigh(last, first, eigvals_only=True, subset_by_index=[0, 0])[0])
 
 
 def bordered(gram: Array, weight: float) -> Array:

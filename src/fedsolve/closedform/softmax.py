@@ -419,7 +419,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         )
         if not self.method.intercept:
             first, last = (penalised(each, len(self.whole) - 1, 0.0, False) for each in (first, last))
-        if flattest(last, first)[0] < FLAT:
+        if flattest(last, first) < FLAT:
             raise DataError(
                 f"after {self.gradients} Newton steps some coefficients still grow: rows of a class are "
                 "separable from the others by some columns, and at ridge 0 the likelihood has no maximum. "

@@ -348,8 +348,7 @@ class Design:
     def result(self, kind: type[R], point: Array, covariance: Array, facts: dict[str, Any], **more: Any) -> R:
         """The model of coefficients of standard columns, told for columns as they are."""
         turn = np.diag(1.0 / self.scale)
-        if self.plan.intercept:
-            turn[self.intercept] -= np.where(self.intercept, 0, self.centre / self.scale)
+        turn[self.intercept] -= self.centre / self.scale
         found = turn @ np.where(self.kept, point, 0.0), turn @ covariance @ turn.T
         known: dict[str, Any] = {"names": self.names, "coefficient": found[0], "covariance": found[1]}
         known |= {"kept": self.kept, "ranges": np.array(self.moments), "degrees": 0.0, "ratio": ""}

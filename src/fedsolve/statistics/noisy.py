@@ -27,7 +27,7 @@ from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
 from fedsolve.federation.method import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.statistics.design import MOST_BINS, RowView, added, level_counts
-from fedsolve.statistics.release import in_units, noisy_least_squares, unweighted
+from fedsolve.statistics.release import NoisyFit, in_units, noisy_least_squares, unweighted
 from fedsolve.tables.formula import INTERCEPT, categories_of, evaluate, frame
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class _FormulaBounds(_Bounds):
             self.middle, self.half = self._range(self.plan.columns(rows))
             constant = np.array([name == INTERCEPT for name in self.plan.names])
             self.middle[constant], self.half[constant] = 0.0, 1.0
-            self.outcome = self._range(evaluate(self.plan.outcome[0], rows)[:, None])
+            middle, half = self._range(evaluate(self.plan.outcome[0], rows)[:, None])
+            self.outcome = float(middle[0]), float(half[0])
 
     @staticmethod
     def _range(table: Array) -> tuple[Array, Array]:
@@ -135,17 +136,14 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
         )
     columns, binomial = _FormulaBounds(run.chain, run.spec.features), method.family == "binomial"
     names, width = columns.plan.names, len(columns.half)
-    place, scale = names.index(INTERCEPT), 1.0
+    place, outcome = names.index(INTERCEPT), (0.0, 1.0)
     if binomial:
         found, total, rows = yield from _newton(method.formula, width, place, mu)
     else:
-        total, scale = (yield Ask(GRAM, {"mu": mu})), float(columns.outcome[1][0])
+        total, outcome = (yield Ask(GRAM, {"mu": mu})), columns.outcome
         rows = 2 * width * float(total["gram"][place, place])
         found = noisy_least_squares(total["gram"], total.noise["gram"], rows, method.formula)
-    turn = np.diag(1 / (columns.half * math.sqrt(width)))
-    turn[place] -= np.where(np.arange(width) == place, 0.0, columns.middle * np.diag(turn))
-    known = in_units(names, scale * turn, *found)
-    known["coefficient"][place] += 0.0 if binomial else float(columns.outcome[0][0])
+    known = in_units(names, columns.middle, columns.half * math.sqrt(width), outcome, found)
     facts: dict[str, Any] = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
     facts |= {"rows": round(rows), "errors": "of rows and noise", **_facts(run, total)}
     known["parameters"] = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
@@ -153,10 +151,8 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
     return GLMModel(run.spec.features, facts, remarks=run.remarks, scales={}, degrees=0.0, **known)
 
 
-def _newton(
-    formula: str, width: int, place: int, mu: float
-) -> Talk[tuple[tuple[Array, Array, Array], Total, float]]:
-    """b with its covariance by noise and by rows; the last total, and about how many rows there are."""
+def _newton(formula: str, width: int, place: int, mu: float) -> Talk[tuple[NoisyFit, Total, float]]:
+    """The fit, the last total, and about how many rows there are."""
     b, rows = np.zeros(width), 0.0
     for share in _STEPS:
         total = yield Ask(STEP, {"mu": mu * math.sqrt(share)}, {"weight": b})

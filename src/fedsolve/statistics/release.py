@@ -45,6 +45,10 @@ _CLEAR = 3.0
 """How far the least eigenvalue of some columns must stand above the largest that noise gives."""
 
 
+NoisyFit = tuple[Array, Array, Array]
+"""Coefficients, their covariance by noise, and by rows."""
+
+
 class Release(StatisticModel):
     """A noisy Gram matrix and what its columns are.
 
@@ -92,11 +96,8 @@ class Release(StatisticModel):
         gram = self.gram[np.ix_([*some, y], [*some, y])]
         penalty = ridge * np.diag([0.0] + [1.0] * len(chosen))
         found = noisy_least_squares(gram, self.deviation, self.rows, formula, penalty)
-        # b of z-columns: y = centre + scale_y sum b z; z_j = (x_j - centre_j) / scale_j, z_0 = 1 / R.
-        units = np.diag(self.scale[y] / self.scale[some])
-        units[0] -= self.scale[y] * self.centre[some] / self.scale[some]
-        known = in_units((CONSTANT, *chosen), units, *found)
-        known["coefficient"][0] += self.centre[y]
+        own = float(self.centre[y]), float(self.scale[y])
+        known = in_units((CONSTANT, *chosen), self.centre[some], self.scale[some], own, found)
         facts = {"formula": formula, "rows": round(self.rows), **self.facts}
         return ReleasedFit(self.features, facts, degrees=0.0, ratio="", **known)
 
@@ -139,8 +140,8 @@ class Release(StatisticModel):
 
 def noisy_least_squares(
     gram: Array, deviation: float, rows: float, formula: str, penalty: Array | float = 0.0
-) -> tuple[Array, Array, Array]:
-    """b of y on columns, of the noisy Gram matrix of [columns, y]; its covariance by noise, and by rows."""
+) -> NoisyFit:
+    """The fit of y on columns, of the noisy Gram matrix of [columns, y]."""
     within, across = gram[:-1, :-1], gram[:-1, -1]
     noise = deviation * math.sqrt(2 * len(within))
     least = float(np.linalg.eigvalsh(within)[0])
@@ -157,11 +158,19 @@ def noisy_least_squares(
 
 
 def in_units(
-    names: tuple[str, ...], units: Array, b: Array, by_noise: Array, by_rows: Array
+    names: Sequence[str], middle: Array, unit: Array, outcome: tuple[float, float], fit: NoisyFit
 ) -> dict[str, Any]:
-    """A table's coefficients and covariances, of bounded columns, in the units of the columns."""
+    """A table's coefficients and covariances, for columns and an outcome as they are.
+
+    fit: of (x - middle) / unit, where the constant has the middle 0; outcome: the same two of y.
+    """
+    (b, by_noise, by_rows), (low, scale), place = fit, outcome, names.index(CONSTANT)
+    units = np.diag(scale / unit)
+    units[place] -= scale * middle / unit
     noisy, whole = (units @ each @ units.T for each in (by_noise, by_noise + by_rows))
-    known = {"names": names, "coefficient": units @ b, "covariance": whole, "by_noise": noisy}
+    coefficient = units @ b
+    coefficient[place] += low
+    known = {"names": tuple(names), "coefficient": coefficient, "covariance": whole, "by_noise": noisy}
     return {**known, "kept": np.ones(len(names), dtype=bool)}
 
 
