@@ -402,3 +402,12 @@ def test_rates_start_near_their_mean() -> None:
     expected = smf.glm("affairs ~ age", frame, family=sm.families.Poisson(), offset=np.log(frame.days))
     near(model.coefficient, expected.fit(tol=1e-14).params, 1e-8)
     assert model.facts["exchanges"] <= 10  # 17 from a first point that knows nothing of the offset
+
+
+@pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
+def test_of_four_numbers_the_one_that_separates_is_named(link: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((4000, 4))
+    ill = (x[:, 2] > 0).astype(float)
+    rows = fs.LocalFederation.from_arrays(x, ill, np.arange(4000) % 3, task="regression")
+    with pytest.raises(DataError, match="separation: the coefficient of 'x2' grows"):
+        GLM("y ~ x0 + x1 + x2 + x3", family="binomial", link=link).fit(rows)
