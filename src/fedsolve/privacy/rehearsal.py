@@ -16,11 +16,13 @@ from fedsolve.container import read
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.federation.recipe import Recipe
-from fedsolve.labels import class_list, labels_note, task_of
+from fedsolve.labels import labels_note
 from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure
@@ -61,13 +63,7 @@ class Rehearsal(Federation):
     ) -> None:
         self._name, self._data, self._policy, self._ledger = name, data, policy, ledger
         self._sites, self._secure = sites if secure else 1, secure
-        labels, schema = data.own_labels(), data.schema
-        task = (schema.task if schema is not None else None) or task_of(labels)
-        declared = classes or (schema.classes if schema is not None else None) or None
-        known = class_list(declared, [labels]) if task == "classification" else None
-        outputs = (1 if labels.ndim == 1 else int(labels.shape[1])) if known is None else len(known)
-        several = () if schema is None else schema.labels
-        self._spec = Spec(data.width, known, outputs, "exchanges", labels=several)
+        self._spec = LocalFederation([Participant(name, data)], classes=classes or None).describe()
         self._begin("")
 
     def _begin(self, method: str) -> None:

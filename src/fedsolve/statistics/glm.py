@@ -105,10 +105,11 @@ class GLM(LikelihoodMethod[GLMModel]):
                     )
                 newton.take(np.inf, slope, curvature)
                 continue
-            if np.any(np.abs(shift := self._shift(design, slope)) > 0.1):
+            first = not np.isfinite(newton.loss)
+            if first and np.any(np.abs(shift := self._shift(design, slope)) > 0.1):
                 newton.weight = newton.weight + shift
                 continue
-            if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
+            if first and design.plan.intercept and not design.plan.offsets:
                 null = float(deviance[0])
             observed = total.term.arrays.get("observed")
             scatter = float(total["pearson"][0]) if estimated else None
