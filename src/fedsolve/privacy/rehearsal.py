@@ -17,7 +17,6 @@ from fedsolve.errors import FedsolveError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
