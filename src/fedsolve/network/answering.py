@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ class Declined(DataError):
         self.barred = barred
 
 
+@dataclass(eq=False)
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
@@ -92,50 +93,38 @@ class Answerer:
     device:        where answers are computed, see `backends`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        data: ClientData,
-        *,
-        columns: Schema | None = None,
-        classes: Sequence[Any] | None = None,
-        share_classes: bool = False,
-        networks: Iterable[str] | None = (),
-        methods: Iterable[str] | None = (),
-        chain: Chain | None = None,
-        scratch: Path | None = None,
-        state: Path | None = None,
-        states: Path | None = None,
-        rows: Path | None = None,
-        device: str = "cpu",
-        attend: Callable[[Participant], None] | None = None,
-        guard: Guarding | None = None,
-        show: Callable[[Event], None] | None = None,
-    ) -> None:
-        self.name = name
-        self._site_data = self._data = data
-        self._columns = columns_note(columns)
-        self._classes = None if classes is None else class_list(classes)
-        self._share_classes = share_classes
-        self._networks = None if networks is None else frozenset(networks)
-        self._methods = None if methods is None else frozenset(methods)
-        self._scratch = scratch
-        self._device = device
-        self._show = show or (lambda event: None)
-        self._kept = None if state is None else state / "model-so-far.safetensors"
+    name: str
+    data: ClientData
+    _: KW_ONLY
+    columns: Schema | None = None
+    classes: Sequence[Any] | None = None
+    share_classes: bool = False
+    networks: Collection[str] | None = ()
+    methods: Collection[str] | None = ()
+    chain: Chain | None = None
+    scratch: Path | None = None
+    state: Path | None = None
+    states: Path | None = None
+    rows: Path | None = None
+    device: str = "cpu"
+    attend: Callable[[Participant], None] | None = None
+    guard: Guarding | None = None
+    show: Callable[[Event], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._columns = columns_note(self.columns)
+        self._classes = None if self.classes is None else class_list(self.classes)
+        self._kept = None if self.state is None else self.state / "model-so-far.safetensors"
         self._remembered = Chain().digest
-        self._states = states
-        self._rows = None if rows is None else RowsByRun(rows, data)
-        self._attend = attend
-        self._guard = guard
-        self._participant = self._new_participant(data)
-        if chain is not None:
-            self._participant.memory.chain = chain
+        self._rows = None if self.rows is None else RowsByRun(self.rows, self.data)
+        self._data, self._participant = self.data, self._new_participant(self.data)
+        if self.chain is not None:
+            self._participant.memory.chain = self.chain
         if self._kept is not None and self._kept.exists():
             self._recall(self._kept)
 
     def __len__(self) -> int:
-        return len(self._site_data)
+        return len(self.data)
 
     def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         """The answer to a message; never an exception, so that the other side learns what is wrong."""
@@ -154,10 +143,10 @@ class Answerer:
                     sent = "; sent is which backbone made its features"
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
-                with allowing(networks=self._networks, methods=self._methods):
+                with allowing(networks=self.networks, methods=self.methods):
                     reply, answer = self._answer(note, payload, started)
             elif ask == "letter":
-                with allowing(networks=self._networks, methods=self._methods):
+                with allowing(networks=self.networks, methods=self.methods):
                     reply, answer = self._letter(note, payload)
             elif ask == "tell":
                 over, barred = (bool(note.get(word)) for word in ("over", "barred"))
@@ -181,7 +170,7 @@ class Answerer:
         Messages about data name labels, and those of other software may contain anything.
         """
         about_request = isinstance(problem, TermError | CohortError | NotAllowed)
-        if about_request or (self._share_classes and isinstance(problem, FedsolveError)):
+        if about_request or (self.share_classes and isinstance(problem, FedsolveError)):
             return str(problem)
         if isinstance(problem, Declined):
             return problem.for_server
@@ -190,7 +179,8 @@ class Answerer:
     def _tell(self, event: Event) -> None:
         """Show an event; a full disk or a closed terminal is no reason not to answer."""
         try:
-            self._show(event)
+            if self.show is not None:
+                self.show(event)
         except Exception:
             traceback.print_exc()
 
@@ -200,7 +190,7 @@ class Answerer:
         self._check_secure(bool(note.get("secure")))
         self._check_schema(note.get("schema"))
         self._check_lists(note)
-        schema = self._site_data.schema
+        schema = self.data.schema
         labels = self._data.labels
         description: Note = {"name": self.name, "version": __version__, "features": self._data.width}
         description |= {"classes": None, "columns": self._columns}
@@ -210,7 +200,7 @@ class Answerer:
             if labels.dtype.kind not in "fiub":
                 raise Declined(f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers.")
         elif note.get("classes") is None:
-            if not self._share_classes:
+            if not self.share_classes:
                 raise Declined(
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
@@ -226,12 +216,12 @@ class Answerer:
 
     def _check_secure(self, asked: bool) -> None:
         """Refuse a server that wants this site's sums in the open when they are secure, or the reverse."""
-        if not asked and self._attend is not None:
+        if not asked and self.attend is not None:
             raise Declined(
                 f"the server wants the sums of '{self.name}' in the open, and this site answers in secure "
                 "sums only. Start the server without --plain, or, if it may see them, this site with --plain."
             )
-        if asked and self._attend is None:
+        if asked and self.attend is None:
             told = f"the server makes secure sums, and '{self.name}' was started with --plain."
             raise Declined(f"{told} Start it without.")
 
@@ -239,21 +229,21 @@ class Answerer:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
         asked = labels_from_note(note.get("classes"))
         if asked is None:
-            self._answer_with(self._site_data.own_labels())
+            self._answer_with(self.data.own_labels())
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
             mismatch = f"the server's class list [{listed(asked)}] is not the one '{self.name}' agreed to"
             settle = "Settle it between you."
             raise Declined(f"{mismatch}, [{listed(self._classes)}]. {settle}", f"{mismatch}. {settle}")
         try:
-            self._answer_with(labels_like(self._site_data.own_labels(), asked))
+            self._answer_with(labels_like(self.data.own_labels(), asked))
         except DataError as problem:
             told = f"'{self.name}' has a label that is not one of the {len(asked)} classes"
             raise Declined(str(problem), f"{told}; its own output says which.") from problem
 
     def _check_schema(self, asked: Any) -> None:
         """Refuse a server that says otherwise than this site what a row is."""
-        own = self._site_data.schema
+        own = self.data.schema
         same = "Give all sites and the server the same file (--schema schema.toml), or none."
         if asked is None and own is not None:
             told = f"'{self.name}' reads its rows by a schema, and the server has none. {same}"
@@ -269,7 +259,7 @@ class Answerer:
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
         if labels.dtype.kind != self._data.labels.dtype.kind:
-            site = self._site_data
+            site = self.data
             self._data = ClientData(site.source, labels, site.rows, site.weights, schema=site.schema)
             self._participant = self._new_participant(self._data)
 
@@ -320,10 +310,10 @@ class Answerer:
             )
 
     def _new_participant(self, data: ClientData) -> Participant:
-        made = Participant(self.name, data, scratch=self._scratch, states=self._states, device=self._device)
-        made.guard = self._guard
-        if self._attend is not None:
-            self._attend(made)
+        made = Participant(self.name, data, scratch=self.scratch, states=self.states, device=self.device)
+        made.guard = self.guard
+        if self.attend is not None:
+            self.attend(made)
         return made
 
     def _remember(self) -> None:
