@@ -44,13 +44,6 @@ def _joined(first: Any, below: Any, last: Any) -> Any:
     return joined
 
 
-def _by_library(systems: Any) -> tuple[Any, Any]:
-    """The library's factors, and the least square of their diagonals; -1 where one has no factor."""
-    factors, info = torch.linalg.cholesky_ex(systems)
-    least = factors.diagonal(dim1=1, dim2=2).square().amin()
-    return factors, torch.where((info == 0).all(), least, -torch.ones_like(least))
-
-
 def _diagonal_blocks(matrices: Any, size: int) -> Any:
     """Blocks of the diagonals, those of one matrix after those of the other: (all of them, size, size)."""
     count, width, _ = matrices.shape
@@ -65,8 +58,10 @@ def _inverse_factor(systems: Any, pivots: list[Any]) -> Any:
     """
     width = systems.shape[1]
     if width <= _SMALL:
-        factor, least = _by_library(systems)
-        pivots.append(least)
+        factor, info = torch.linalg.cholesky_ex(systems)
+        least = factor.diagonal(dim1=1, dim2=2).square().amin()
+        # Below zero where one of the systems has no factor.
+        pivots.append(torch.where((info == 0).all(), least, -torch.ones_like(least)))
         unit = torch.eye(width, dtype=factor.dtype, device=factor.device)
         return torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
     half = width // 2

@@ -219,11 +219,7 @@ class _RefinementRows:
     """A client's rows as a refinement sees them, part by part: never all features at once."""
 
     def __init__(self, refinement: Refinement, shared: Model, data: ClientData) -> None:
-        if data.width != shared.features:
-            raise DataError(
-                f"this client has {data.width} features per row, the model uses {shared.features}. "
-                "All must use the same backbone."
-            )
+        data.check_width(shared.features, "the model")
         weights = data.own_weights()
         if weights is not None and not np.all(weights):
             # A row of weight zero does not count: it must not decide which form the ridge takes.

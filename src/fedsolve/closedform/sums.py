@@ -35,11 +35,7 @@ def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
 def check_opening(data: ClientData, chain: Chain) -> None:
     """Refuse a run this participant cannot take part in: another feature width."""
     opening = chain.opening
-    if data.width != opening["features"]:
-        raise DataError(
-            f"this client has {data.width} features per row, the run uses {opening['features']}. "
-            "All must use the same backbone."
-        )
+    data.check_width(opening["features"], "the run")
 
 
 _SHOWN = {"preparation", "base"}

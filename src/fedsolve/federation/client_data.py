@@ -94,6 +94,14 @@ class ClientData:
             copies[kernels.device] = kernels.array(self.features(slice(None), kind)) if fits else None
         return copies[kernels.device]
 
+    def check_width(self, features: int, what: str) -> None:
+        """Refuse rows of another width than the run, or the model, was made for."""
+        if self.width != features:
+            raise DataError(
+                f"this client has {self.width} features per row, {what} uses {features}. "
+                "All must use the same backbone or image size."
+            )
+
     def own_labels(self) -> Array:
         return self._own(self.labels, slice(None))
 

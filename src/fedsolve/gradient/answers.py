@@ -41,11 +41,7 @@ def answer_training(
     opening = memories[0].chain.opening
     method: GradientMethod = registry.method_of(opening)
     for client in clients:
-        if client.width != opening["features"]:
-            raise DataError(
-                f"this client has {client.width} features per row, the run uses {opening['features']}. "
-                "All must use the same backbone or image size."
-            )
+        client.check_width(opening["features"], "the run")
         if client.weights is not None and not method.takes_weights:
             raise DataError(
                 f"method '{method.key}' does not take sample weights or class weights; leave them out, or "

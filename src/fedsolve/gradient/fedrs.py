@@ -19,6 +19,7 @@ import numpy as np
 from fedsolve.backends.torch_later import Tensor
 from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, ServerState, Step, register
+from fedsolve.gradient.kfac import weight_names
 from fedsolve.gradient.prototypes import head_names
 from fedsolve.parameters import parameter
 
@@ -41,9 +42,8 @@ class FedRS(GradientMethod):
     def opening_state(self, server: ServerState) -> None:
         if not self.classifier_bias:
             network = self.build(server.spec.features, server.spec.outputs)
-            name = f"{networks.head_of(network)[0]}.bias".removeprefix(".")
-            if name in server.weights:
-                server.weights[name] = np.zeros_like(server.weights[name])
+            for bias in weight_names(*networks.head_of(network))[1:]:
+                server.weights[bias] = np.zeros_like(server.weights[bias])
 
     def edit(self, step: Step) -> None:
         if not self.classifier_bias:

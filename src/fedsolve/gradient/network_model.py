@@ -133,11 +133,7 @@ class GradientModel(Model):
         """The predictor of the client that owns `data`, from what it kept of the run, if anything."""
         if not self.personalises:
             return super().own_model(data, states)
-        if data.width != self.features:
-            raise DataError(
-                f"this client has {data.width} features per row, the model uses {self.features}. "
-                "All must use the same backbone or image size."
-            )
+        data.check_width(self.features, "the model")
         if data.weights is not None:
             raise DataError("gradient methods do not take sample weights; leave them out, or use APFL.")
         assert self.classes is not None
