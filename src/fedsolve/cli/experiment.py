@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,16 +246,11 @@ def _told(summary: Summary) -> str:
 
 def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
     """Warn about methods that lack a package. An error if nothing at all could run."""
-    counts: dict[str, int] = {}
-    for summary in summaries:
-        for method, cells in summary.left_out.items():
-            counts[method] = counts.get(method, 0) + cells
+    counts = sum((Counter(summary.left_out) for summary in summaries), Counter[str]())
     if not counts:
         return
     methods = ", ".join(sorted(counts))
-    told = (
-        f"{sum(counts.values())} cells were left out, since torch is not installed here: those of {methods}."
-    )
+    told = f"{counts.total()} cells were left out, since torch is not installed here: those of {methods}."
     remedy = f"pip install '{EXTRA}' and run the same command: it runs what is missing."
     if not any(summary.ran + summary.found for summary in summaries):
         raise DataError(f"nothing was run. {told} {remedy}")

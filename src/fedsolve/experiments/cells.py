@@ -37,7 +37,7 @@ def train_cell(
     cell: Cell,
     rows: ExperimentRows,
     workers: int | None = None,
-    tick: Tick | None = None,
+    tick: Tick = lambda remark: None,
     follow: Followers | None = None,
 ) -> Outcome:
     """Scores, costs and the partition of a cell as JSON values, and the model that was trained.
@@ -45,7 +45,7 @@ def train_cell(
     Training accuracy is measured against the labels trained on, flipped ones included. Rows are dealt by
     the labels as they were before.
     """
-    trial = Trial.of(cell, rows, workers, tick, follow)
+    trial = Trial(cell, rows, workers, tick, follow or Followers())
     parameters = dict(cell.parameters)
     if "seed" in parameter_names(cell.method.algorithm):
         parameters["seed"] = cell.seed

@@ -35,41 +35,35 @@ class LocalParts:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a method or a comparison is run on.
-
-    true:   the labels of the training rows, by which they are dealt.
-    labels: the labels trained on, flipped ones included.
-    owners: which client owns each training row.
-    names:  of the clients, sorted, where a column says who they are; None where they are numbered.
-    follow: who hears of the training.
-    """
+    """What a method or a comparison is run on. follow: who hears of the training."""
 
     cell: Cell
     rows: ExperimentRows
-    true: Array
-    labels: Array
-    owners: Array
-    workers: int | None
-    tick: Tick
+    workers: int | None = None
+    tick: Tick = lambda remark: None
     follow: Followers = field(default_factory=Followers)
-    names: tuple[str, ...] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        cell: Cell,
-        rows: ExperimentRows,
-        workers: int | None = None,
-        tick: Tick | None = None,
-        follow: Followers | None = None,
-    ) -> Trial:
-        true = np.asarray(rows.y_train)
-        labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
+    @cached_property
+    def true(self) -> Array:
+        """The labels of the training rows, by which they are dealt."""
+        return np.asarray(self.rows.y_train)
+
+    @cached_property
+    def labels(self) -> Array:
+        """The labels trained on, flipped ones included."""
+        return flip_labels(self.true, self.cell.noise, self.cell.seed) if self.cell.noise else self.true
+
+    @cached_property
+    def owners(self) -> Array:
+        """Which client owns each training row."""
         # A wrong label does not move a row to another client: along the axis of noise nothing else differs.
-        owners = deal(cell.partition, true, cell.seed, rows)
-        names = owner_names(rows) if cell.partition.kind == "column" else None
-        tell = tick or (lambda remark: None)
-        return cls(cell, rows, true, labels, owners, workers, tell, follow or Followers(), names)
+        return deal(self.cell.partition, self.true, self.cell.seed, self.rows)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The clients, sorted, where a column says who they are; None where they are numbered."""
+        partition = self.cell.partition
+        return owner_names(partition, self.rows) if partition.kind == "column" else None
 
     @property
     def clients(self) -> int:
@@ -127,20 +121,22 @@ class Contender(Protocol):
 def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRows | None = None) -> Array:
     """Which client owns each training row. rows: needed where a column of the data says it."""
     if partition.kind == "column":
-        column = partition.options["column"]
-        if rows is None or rows.owners is None or rows.owner_column != column:
-            raise DataError(
-                f"partition '{partition.name}': the dataset does not say who owns its rows by '{column}'. "
-                f"Name the column in its address: csv:FILE?client={column}."
-            )
+        names = owner_names(partition, rows)
+        assert rows is not None
+        assert rows.owners is not None
         # Names in the order of text, in which a federation has its clients.
-        return np.searchsorted(owner_names(rows), rows.owners.astype(str))
+        return np.searchsorted(names, rows.owners.astype(str))
     return partitions.deal(partition.kind, labels, partition.clients, seed, partition.options)
 
 
-def owner_names(rows: ExperimentRows) -> tuple[str, ...]:
+def owner_names(partition: PartitionSpec, rows: ExperimentRows | None) -> tuple[str, ...]:
     """The owners that the column of the data names, sorted: batches and cohorts are drawn by these names."""
-    assert rows.owners is not None
+    column = partition.options["column"]
+    if rows is None or rows.owners is None or rows.owner_column != column:
+        raise DataError(
+            f"partition '{partition.name}': the dataset does not say who owns its rows by '{column}'. "
+            f"Name the column in its address: csv:FILE?client={column}."
+        )
     return tuple(np.unique(rows.owners.astype(str)).tolist())
 
 

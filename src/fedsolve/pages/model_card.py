@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.pages.words import harmless, megabytes
+from fedsolve.pages.words import harmless, percent, traffic_words
+from fedsolve.pages.words import known as known_as
 
 MOST_COLUMNS = 40
 """Columns of a schema that a page lists; JSON has them all."""
@@ -54,18 +55,15 @@ def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("takes", f"{told['features']:,} features"),
         ("predicts", predicts),
         ("size", f"{told['numbers']:,} numbers, format {told['format']}"),
+        ("method", told["method"]),
+        ("parameters", _named(told["parameters"])),
+        ("chosen", _named(told["settings"])),
     ]
-    if told["method"] is not None:
-        lines.append(("method", told["method"]))
-    if told["parameters"]:
-        lines.append(("parameters", _named(told["parameters"])))
-    if told["settings"]:
-        lines.append(("chosen", _named(told["settings"])))
-    return lines
+    return [(name, value) for name, value in lines if value]
 
 
-def _named(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _named(values: dict[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items())
 
 
 def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]]:
@@ -97,31 +95,26 @@ def _training(told: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     named = known["clients"] == len(known["cohort"])  # of many, the card has the number only
     clients = _listed(known["cohort"], str(known["clients"])) if named else f"{known['clients']:,}"
-    lines = [("clients", clients)]
-    if known.get("rows") is not None:
-        lines.append(("rows", f"{known['rows']:,}"))
-    traffic = f"{megabytes(known['bytes_up'])} MB up, {megabytes(known['bytes_down'])} MB down"
-    lines.append(("exchanges", f"{known['exchanges']} ({traffic})"))
-    for entry in known["history"]:
-        sent = f"{megabytes(entry['bytes_up'])} MB up, {megabytes(entry['bytes_down'])} MB down"
-        lines.append(("", f"{entry['exchanges']} x {entry['kind']}: {sent}"))
-    if (noise := known.get("privacy")) is not None:
-        unit = "row" if noise["unit"] == "row" else "whole site"
-        by = "the sites, in secure sums" if noise["noise"] == "sites" else "the server, which saw exact sums"
-        said = f"epsilon {noise['epsilon']:g}, delta {noise['delta']:g} for every {unit}; noise added by {by}"
-        lines.append(("privacy", said))
-    if known["risk"] is not None:
-        lines.append(("risk", f"{known['risk']:.6g}"))
-    for part, accuracy in (known.get("accuracy") or {}).items():
-        if accuracy is not None:
-            lines.append(("accuracy", f"{100 * accuracy:.2f} % on {part} rows"))
-    for part, r2 in (known.get("r2") or {}).items():
-        if r2 is not None:
-            lines.append(("R²", f"{r2:.4f} on {part} rows"))
-    if known.get("secure"):
-        lines.append(("sums", "secret: clients' answers were masked"))
-    lines.append(("versions", ", ".join(f"{n} {v}" for n, v in known["versions"].items())))
-    return lines
+    noise, scores, errors = known.get("privacy"), known.get("accuracy") or {}, known.get("r2") or {}
+    lines = [
+        ("clients", clients),
+        ("rows", known_as(known.get("rows"), "{:,}")),
+        ("exchanges", f"{known['exchanges']} ({traffic_words(known)})"),
+        *(("", f"{one['exchanges']} x {one['kind']}: {traffic_words(one)}") for one in known["history"]),
+        ("privacy", known_as(noise, _privacy)),
+        ("risk", known_as(known["risk"], "{:.6g}")),
+        *(("accuracy", f"{percent(one)} on {part} rows") for part, one in scores.items() if one is not None),
+        *(("R²", known_as(one, f"{{:.4f}} on {part} rows")) for part, one in errors.items()),
+        ("sums", "secret: clients' answers were masked" if known.get("secure") else ""),
+        ("versions", _named(known["versions"])),
+    ]
+    return [(name, value) for name, value in lines if value]
+
+
+def _privacy(noise: dict[str, Any]) -> str:
+    unit = "row" if noise["unit"] == "row" else "whole site"
+    by = "the sites, in secure sums" if noise["noise"] == "sites" else "the server, which saw exact sums"
+    return f"epsilon {noise['epsilon']:g}, delta {noise['delta']:g} for every {unit}; noise added by {by}"
 
 
 def _calibration(known: dict[str, Any] | None, classes: list[Any] | None) -> list[tuple[str, str]]:

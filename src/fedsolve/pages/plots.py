@@ -39,6 +39,9 @@ Kind = Literal["lines", "points", "steps", "rows", "bars", "dots", "map"]
 INK, SOFT, RULE = "#26292e", "#70757d", "#d9dbdf"
 """Text, axes and single series; ticks and references; the grid."""
 SERIES = ("#1d3f72", "#c4562f", "#12836f", "#8a5aa8", "#b58a00", "#5c626b")
+COLORS = {INK: "ink", SOFT: "soft", RULE: "rule"}
+COLORS |= {color: f"series-{place}" for place, color in enumerate(SERIES, start=1)}
+"""What the stylesheet calls these colours: dark pages need others."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (8, 3)))
 # Cells of a map keep their own ink, light or dark, whatever the page around them looks like.
@@ -208,11 +211,9 @@ def _night() -> str:
     Programs that do not know such rules show it as it is drawn, on white.
     """
     dark = dict(re.findall(r"--([\w-]+): light-dark\([^,]+, (#\w+)\)", asset("style.css")))
-    pairs = [("#ffffff", "paper"), (INK, "ink"), (SOFT, "soft"), (RULE, "rule")]
-    pairs += [(color, f"series-{place}") for place, color in enumerate(SERIES, start=1)]
     rules = [
         f'[style*="{part}: {color}"] {{ {part}: {dark[name]} !important }}'
-        for color, name in pairs
+        for color, name in {"#ffffff": "paper", **COLORS}.items()
         for part in ("fill", "stroke")
     ]
     return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"

@@ -7,17 +7,10 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from fedsolve.pages.plots import INK, RULE, SERIES, SOFT, render
+from fedsolve.pages.plots import COLORS, render
 from fedsolve.pages.templates import markup
 
-# A dark page needs other inks: each colour of the common style becomes a variable of the page.
-_VARIABLES = {
-    INK: "var(--ink)",
-    SOFT: "var(--soft)",
-    RULE: "var(--rule)",
-    **{color: f"var(--series-{place})" for place, color in enumerate(SERIES, start=1)},
-}
-_COLORS = re.compile("|".join(_VARIABLES))
+_COLORS = re.compile("|".join(COLORS))
 _ROOT = re.compile(r'<svg [^>]*?width="([\d.]+)pt"[^>]*?viewBox="([^"]*)"[^>]*>')
 _NUMBERS = re.compile(r' (d|x|y|transform)="([^"]*)"')
 _FAMILY = re.compile(r"\s*font-family:[^;\"]*;?")
@@ -61,4 +54,4 @@ def _styled(style: str) -> str:
         return f"{'font-weight: bold; ' if font['weight'] else ''}font-size: {font['size']}px;"
 
     plain = _FAMILY.sub("", _FONT.sub(sized, style))
-    return _COLORS.sub(lambda match: _VARIABLES[match[0]], plain).strip()
+    return _COLORS.sub(lambda match: f"var(--{COLORS[match[0]]})", plain).strip()
