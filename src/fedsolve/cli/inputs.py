@@ -21,7 +21,6 @@ from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.partitions import KINDS
 from fedsolve.data.row_reader import RowReader
 from fedsolve.federation.local import LocalFederation
-from fedsolve.labels import Task
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.schema import Schema
 from fedsolve.tables.table_file import ColumnLayout, Table
@@ -89,16 +88,8 @@ class Division:
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
-    def federate(
-        self,
-        data: Table,
-        workers: int | None,
-        schema: Schema | None = None,
-        device: str = "cpu",
-        task: Task | None = None,
-        label_names: Sequence[str] = (),
-    ) -> LocalFederation:
-        """The table's rows as a federation in this process; `schema` where one describes them for the run."""
+    def federate(self, data: Table, **settings: Any) -> LocalFederation:
+        """The table's rows as a federation in this process; settings: of `LocalFederation.from_arrays`."""
         assert data.labels is not None
         if self.kind is None:
             assert data.owners is not None
@@ -108,16 +99,7 @@ class Division:
             first = data.labels.reshape(len(data), -1)[:, 0]  # of several labels; they are dealt iid
             owners = partitions.deal(self.kind, first, self.clients, self.seed, self.options)
         return LocalFederation.from_arrays(
-            data.features,
-            data.labels,
-            owners,
-            clients=self.clients,
-            workers=workers,
-            schema=schema,
-            sample_weight=data.weights,
-            device=device,
-            task=task,
-            label_names=label_names,
+            data.features, data.labels, owners, self.clients, sample_weight=data.weights, **settings
         )
 
     def as_dict(self) -> dict[str, Any]:

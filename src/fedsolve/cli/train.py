@@ -195,8 +195,9 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
             output.note(f"  {line}")
     data = reader.training(files, described, owned=split.kind is None)
     names = data.schema.labels if data.schema is not None else reading.layout().label_names
-    on_device = "cpu" if on_ray else device
-    federation = split.federate(data, options.workers, described, on_device, options.task, names)
+    settings: dict[str, Any] = {"schema": described, "task": options.task, "label_names": names}
+    settings |= {"workers": options.workers, "device": "cpu" if on_ray else device}
+    federation = split.federate(data, **settings)
     spec = federation.describe()
     schema = data.schema
     if schema is not None and spec.classes is not None:
