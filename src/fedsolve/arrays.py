@@ -142,11 +142,6 @@ def as_features(features: Any) -> Any:
     return features if isinstance(features, np.ndarray | StreamedRows) else np.asarray(features)
 
 
-def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
-    """(inputs + 1) * outputs uniforms in [0, 1) of 53 bits each."""
-    return philox_uniforms(uniform_key(seed, role, layer, inputs, outputs), (inputs + 1) * outputs)
-
-
 def uniform_key(seed: int, role: str, layer: int, inputs: int, outputs: int) -> int:
     """The 128 bits by which the numbers of this name are drawn."""
     text = f"fedsolve projection {version.PROJECTIONS}|{seed}|{role}|{layer}|{inputs}|{outputs}"

@@ -122,12 +122,8 @@ def _answer(participant: Participant, request: Request) -> Term:
 
 def _dealt(clients: int) -> dict[str, Array]:
     """Rows dealt one by one, so that every client sees every class."""
-    return {f"client-{client:02d}": _one_by_one(client, clients) for client in range(clients)}
-
-
-def _one_by_one(client: int, clients: int) -> Array:
-    # Blocks of CLASSES rows hold one of each class.
-    return np.flatnonzero(np.arange(ROWS) // CLASSES % clients == client)
+    owners = np.arange(ROWS) // CLASSES % clients  # blocks of CLASSES rows hold one of each class
+    return {f"client-{client:02d}": np.flatnonzero(owners == client) for client in range(clients)}
 
 
 def _by_class(clients: int) -> dict[str, Array]:
@@ -192,7 +188,7 @@ def _number_of_clients(method: Method[Any]) -> None:
 
 def _order(method: Method[Any]) -> None:
     """Clients under other names, whose terms are therefore added in another order, give the same model."""
-    shares = [_one_by_one(client, 4) for client in range(4)]
+    shares = [*_dealt(4).values()]
     names = ("north", "east", "south", "west")
     turned = {name: shares[-1 - place] for place, name in enumerate(names)}
     scores = {

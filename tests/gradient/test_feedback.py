@@ -453,9 +453,10 @@ def test_random_feedback_reaches_only_earlier_layers():
 
 
 def direct_matrix(name: str, outputs: int, width: int, seed: int) -> Any:
-    from fedsolve.arrays import uniform_bits
+    from fedsolve.arrays import philox_uniforms, uniform_key
 
-    uniform = uniform_bits(seed, f"feedback {name}", 0, 0, outputs * width).reshape(outputs, width)
+    size = outputs * width
+    uniform = philox_uniforms(uniform_key(seed, f"feedback {name}", 0, 0, size), size).reshape(outputs, width)
     return torch.from_numpy((2 * uniform - 1) / np.sqrt(outputs))
 
 

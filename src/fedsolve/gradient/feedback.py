@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsolve.arrays import Array, check_choice, uniform_bits
+from fedsolve.arrays import Array, check_choice, philox_uniforms, uniform_key
 from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient.alignment import CHOICES, weight_of
@@ -371,7 +371,8 @@ def _refuse_unused(method: GradientMethod, names: Iterable[str], why: str) -> No
 @lru_cache(maxsize=4)
 def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> Array:
     """Uniforms in [-1, 1) that every client gets from the seed, on every platform."""
-    values: Array = uniform_bits(seed, f"feedback {name}", 0, 0, math.prod(shape)).reshape(shape)
+    size = math.prod(shape)
+    values: Array = philox_uniforms(uniform_key(seed, f"feedback {name}", 0, 0, size), size).reshape(shape)
     values *= 2.0
     values -= 1.0
     values.setflags(write=False)
