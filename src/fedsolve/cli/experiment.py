@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,7 +93,8 @@ def run(options: ExperimentOptions, output: Output) -> int:
     tracked = options.followers()
     source = StoredRows(options.root, options.store)
     summaries: list[Summary] = []
-    with watched_page(options.watch, experiments[0].name, output, experiment=True) as page:
+    name = experiments[0].name
+    with watched_page(name, output, "experiment") if options.watch else nullcontext() as page:
         for one in experiments:
             summaries.append(Summary(Path(options.runs) / one.name, len(one.cells())))
             if page is not None:

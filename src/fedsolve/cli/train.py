@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,9 +152,14 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2
     fedsolve train --method fedprox --help
     """
-    context = click.get_current_context()
+    with spooled(options.data) as files:
+        _train(files, options, clients, reading, output)
+
+
+def _train(
+    files: Sequence[str], options: TrainOptions, clients: ClientOptions, reading: RowOptions, output: Output
+) -> None:
     named = ", ".join("standard input" if file == "-" else file for file in options.data[:3])
-    files = context.with_resource(spooled(options.data))
     for written in (options.out, options.checkpoint, options.schema_out):
         check_target(written, *files, options.test, options.schema, root=reading.root)
     described = None if options.schema is None else _schema(options.schema, clients, reading)
@@ -180,7 +185,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
-    followers = options.followers()
+    followers = options.followers() if options.tracker else []
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
     if described is None and (described := reader.proposed(files, options.task, public)) is not None:
@@ -231,7 +236,8 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
         output.note("the model is not kept; name a file with --out to keep it.")
     whole = options.recipe(method, described)
     title = f"{method.key} on {named}"
-    with watched_page(options.watch, title, output) as page, _engine(federation, options, device) as engine:
+    watching_page = watched_page(title, output) if options.watch else nullcontext()
+    with watching_page as page, _engine(federation, options, device) as engine:
         started = time.perf_counter()
         followers += [] if page is None else [page]
         try:

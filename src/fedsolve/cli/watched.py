@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -59,15 +59,12 @@ def watched_run(folder: Path, title: str, sites: int, port: int | None, output: 
 
 @contextmanager
 def watched_page(
-    wanted: bool, title: str, output: Output, *, experiment: bool = False
-) -> Iterator[StatusPage | None]:
-    """A page of a run in this process, if it is wanted."""
-    if not wanted:
-        yield None
-        return
+    title: str, output: Output, what: Literal["training", "experiment"] = "training"
+) -> Iterator[StatusPage]:
+    """A page of a run in this process."""
     from fedsolve.watching.loopback import StatusPage
 
-    with StatusPage(title, what="experiment" if experiment else "training") as page:
+    with StatusPage(title, what=what) as page:
         output.note(f"progress: {page.address}")
         try:
             yield page
