@@ -80,11 +80,14 @@ class SeedBook:
         """What is known of a drawing; None before its commitment."""
         return self._entries.get(run)
 
-    def void(self) -> int:
-        """Drawings that were begun and have no seed."""
-        return sum("seed" not in entry for entry in self._entries.values())
-
     def enter(self, run: str, entry: Mapping[str, Any]) -> None:
+        """Write down what is known of a drawing; refused where too many were begun and have no seed."""
+        void = sum("seed" not in begun for begun in self._entries.values())
+        if run not in self._entries and void >= MOST_VOID:
+            raise CohortError(
+                f"{MOST_VOID} drawings were begun with this site and have no seed; somebody may be choosing. "
+                "It takes no part until its people have asked why, and removed seeds.json."
+            )
         if entry != self._entries.get(run):
             self._entries[run] = dict(entry)
             self._shelf.keep("seeds.json", self._entries)
@@ -154,11 +157,6 @@ class SeedSite:
     def _committed(self, run: str, entry: dict[str, Any]) -> dict[str, Any]:
         """The entry of a drawing with a number of this site, which is on the disk."""
         if "number" not in entry:
-            if self.book.void() >= MOST_VOID:
-                raise CohortError(
-                    f"{MOST_VOID} drawings were begun with this site and have no seed; somebody may be "
-                    "choosing. It takes no part until its people have asked why, and removed seeds.json."
-                )
             entry = {**entry, "number": self._random(_NUMBER_BYTES).hex()}
             self.book.enter(run, entry)
         return entry

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedsolve.errors import CohortError, DataError
@@ -51,6 +52,21 @@ def said_of(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
 
 
+@dataclass
+class Training:
+    """What is written down of a training, whose name sites know it by.
+
+    signers: the sites that check it. found: the latest question agreed to (its digest), and its signatures.
+    position, opening: of the blocks that these sites know, and of the run that these belong to.
+    """
+
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    signers: list[str] = field(default_factory=list)
+    found: tuple[str, dict[str, Any]] | list[Any] = ("", {})
+    position: int = 0
+    opening: str = ""
+
+
 class QuestionTrips:
     """Gathers signatures for the questions of one training at a time.
 
@@ -73,19 +89,12 @@ class QuestionTrips:
         self._engine, self._store = engine, store
         self._colluders, self._signatures, self._everybody = colluders, signatures, everybody
         self._recipe = recipe
-        self._training, self._signers = secrets.token_hex(16), list[str]()
-        self._evidence: Evidence | None = None
+        kept = store.note("training") if resumed else None
+        self._training = Training() if kept is None else Training(**kept)
+        self._evidence = None if kept is None else store.evidence(self._training.name)
         self._taken = False
         self._chain: Chain | None = None
-        self._position, self._opening = 0, ""
-        self.absorbs = False
-        self._found: tuple[str, dict[str, Any]] = ("", {})
-        kept = store.note("training") if resumed else None
-        if kept is not None:
-            self._training, self._signers = kept["training"], list(kept["signers"])
-            self._position, self._opening = kept["position"], kept["opening"]
-            self.absorbs, self._found = bool(self._signers), tuple(kept["found"])
-            self._evidence = store.evidence(self._training)
+        self.absorbs = bool(self._training.signers)
 
     def before(self, digest: str) -> Setup | None:
         """The setup of the total that precedes the question with this digest; None where nothing does."""
@@ -97,7 +106,8 @@ class QuestionTrips:
         """Keep what shows the newest total, if that enters the run."""
         if self.absorbs:
             arrays, note = evidence.parts()
-            self._store.keep("evidence.safetensors", {"training": self._training, "evidence": note}, arrays)
+            note = {"training": self._training.name, "evidence": note}
+            self._store.keep("evidence.safetensors", note, arrays)
             self._evidence, self._taken = evidence, False
 
     def agreed(
@@ -112,17 +122,19 @@ class QuestionTrips:
         layout: Layout,
     ) -> dict[str, Any]:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
+        training = self._training
         if request.position:
             self._chain = chain
-        if self._found[0] == digest and self._found[1]["run"] == run:  # before the server was stopped
-            return self._found[1]
+        if training.found[0] == digest and training.found[1]["run"] == run:  # before the server was stopped
+            return dict(training.found[1])
         layouts = sorted({layout.digest(), layout.widened().digest()})
         about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
-        if not self._signers:
-            self._keep()
+        if not training.signers:
+            self._store.keep("training.json", vars(training))
         needed = self._signatures or notes.signatures_needed(len(clients), self._colluders)
-        able = notes.committee(clients, self._training, self._colluders)
-        able = list(clients) if self._signatures else able
+        able = notes.committee(clients, training.name, self._colluders)
+        if self._signatures:
+            able = notes.shuffled(clients, "committee", training.name)
         told = self._letter(request, digest, setup, about, prefers)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
@@ -133,30 +145,26 @@ class QuestionTrips:
             note = notes.unpack(reply, "agreed", setup)[1]
             found[name], absorbs = notes.text(note, "signature"), bool(note.get("absorbs"))
 
-        first = able if self._everybody else notes.committee(able, self._training, self._colluders)[:needed]
-        asked = [name for name in self._signers if name in clients] or first
+        first = able if self._everybody else able[:needed]
+        asked = [name for name in training.signers if name in clients] or first
         while asked and len(found) < needed:
             reasons |= gather(self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
             rest = [name for name in able if name not in found and name not in reasons]
-            asked = rest[: needed - len(found)] if not self._signers else []
+            asked = rest[: needed - len(found)] if not training.signers else []
         if len(found) < needed:
             agree = f"{len(found)} of {len(clients)} sites agree to this question, {needed} must."
             raise CohortError(f"{agree} {said_of(reasons)}.")
         self.absorbs = absorbs
-        agreed = {**about, "training": self._training, "signatures": found}
+        agreed = {**about, "training": training.name, "signatures": found}
         if absorbs:
             self._taken = True
-            self._signers = self._signers or sorted(found)
+            training.signers = training.signers or sorted(found)
             if request.position:
-                self._position, self._opening = request.position, chain.digests[1]
-            self._found = (digest, agreed)
-            self._keep()
+                training.position, training.opening = request.position, chain.digests[1]
+            training.found = (digest, agreed)
+            self._store.keep("training.json", vars(training))
         return agreed
-
-    def _keep(self) -> None:
-        kept = {"training": self._training, "signers": self._signers, "found": list(self._found)}
-        self._store.keep("training.json", {**kept, "position": self._position, "opening": self._opening})
 
     def _letter(
         self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any], prefers: str
@@ -169,7 +177,8 @@ class QuestionTrips:
                     "that their own totals made. Evaluate after training, or unchecked (verify=False)."
                 )
             self._recipe = {name: chain.opening[name] for name in ("method", "parameters")}
-        first = min(self._position, len(chain)) if chain.digests[1:2] == [self._opening] else 0
+        known = chain.digests[1:2] == [self._training.opening]
+        first = min(self._training.position, len(chain)) if known else 0
         blocks = tuple(chain.blocks[first:])
         model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)
         parts: dict[str, Any] = {
@@ -178,7 +187,7 @@ class QuestionTrips:
         }
         note: dict[str, Any] = {
             **about,
-            "training": {"name": self._training, "recipe": self._recipe, "prefers": prefers},
+            "training": {"name": self._training.name, "recipe": self._recipe, "prefers": prefers},
         }
         evidence = None if self.before(digest) is None else self._evidence
         if evidence is not None:

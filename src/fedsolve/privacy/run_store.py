@@ -13,7 +13,6 @@ Without a folder nothing is kept; a run that stops then begins anew.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,17 @@ class Course:
     asked: Asked | None = None
 
     def note(self) -> dict[str, Any]:
-        told = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
-        told["opened"] = [[opening.request, list(opening.cohort)] for opening in self.opened]
-        if self.asked is not None:
-            told["asked"] = vars(self.asked) | {"layout": self.asked.layout.note()}
-        return told
+        opened = [(opening.request, opening.cohort) for opening in self.opened]
+        asked = self.asked and {**vars(self.asked), "layout": self.asked.layout.note()}
+        return to_parts({**vars(self), "opened": opened, "asked": asked}, "a run")[1]
 
     @classmethod
     def from_note(cls, note: dict[str, Any]) -> Course:
-        opened = [Opening(note["run"], request, tuple(cohort)) for request, cohort in note.pop("opened")]
-        asked, cohort = note.pop("asked"), note.pop("cohort")
-        for name in ("invited", "members"):
-            note[name] = tuple(note.get(name, ()))
-        if asked is not None:
-            layout = Layout.from_note(asked["layout"])
-            asked = Asked(asked["request"], asked["slot"], tuple(asked["cohort"]), layout)
-        whole = None if cohort is None else tuple(cohort)
-        return cls(opened=opened, asked=asked, cohort=whole, **note)
+        values = from_parts({}, note)
+        values["opened"] = [Opening(values["run"], *told) for told in values["opened"]]
+        if (asked := values["asked"]) is not None:
+            values["asked"] = Asked(**{**asked, "layout": Layout.from_note(asked["layout"])})
+        return cls(**values)
 
 
 class RunStore(Shelf):
@@ -131,9 +124,8 @@ class RunStore(Shelf):
         """The sum of masked terms in this slot and whose they are, if it was written down."""
 
         def make(arrays: dict[str, Any], note: dict[str, Any]) -> tuple[WordSum, tuple[str, ...]] | None:
-            if note["slot"] != slot:
-                return None
-            return WordSum(arrays["limbs"], arrays["carries"], note["wide"]), tuple(note["survivors"])
+            masked = WordSum(arrays["limbs"], arrays["carries"], note["wide"])
+            return (masked, tuple(note["survivors"])) if note["slot"] == slot else None
 
         return self.kept("masked.safetensors", make)
 

@@ -89,24 +89,22 @@ class QuestionCheck:
         digest: of the question. model: carries the blocks of the model so far that are new. shown: the newest
         total that entered the server's run.
         """
+        absorbs = False
         with _ALONE, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the server says it, too, and to whom it concerns
             try:
-                return self._agree(training, asked, digest, model, shown)
+                absorbs = self._agree(training, asked, digest, model, shown)
             finally:
-                if self._agreed_to != digest:
+                if not absorbs:
                     self._run = None  # what was tried leaves no trace; it is read back when it is needed
-
-    _agreed_to = ""
+        return absorbs
 
     def _agree(
         self, training: CheckedTraining, asked: Request, digest: str, model: Request, shown: Shown | None
     ) -> bool:
-        self._agreed_to = ""
         if self._training != training:
             self._begin(training, model)
         if self.agreed == digest:
-            self._agreed_to = digest
             return True
         run, new = self._under_way(), shown is not None and shown.place != self.absorbed
         blocks = _Blocks(model.blocks)
@@ -133,7 +131,6 @@ class QuestionCheck:
             )
         place = shown.place if new and shown is not None else self.absorbed
         self._keep(kept, place, digest)
-        self._agreed_to = digest
         return True
 
     # -- the run -----------------------------------------------------------------------------------
@@ -214,7 +211,13 @@ class _Blocks:
     """The server's new blocks, each of which must be one that the run solves."""
 
     def __init__(self, blocks: tuple[Block, ...]) -> None:
-        self._left = [_inside(block) for block in blocks]
+        # One of a run among others is wrapped: whose block it is, and the block as that run has it.
+        self._left = [
+            (block.note.get(_MEMBER), Block(block.note.get("block", {}), block.arrays))
+            if _MEMBER in block.note
+            else (None, block)
+            for block in blocks
+        ]
         self._missing: str | None = None
 
     def settle(self, run: Run[Any], mine: Block) -> Block:
@@ -243,14 +246,6 @@ class _Blocks:
                 f"the model lacks the block {self._missing}, which follows from the totals that were opened, "
                 "or has it with another note."
             )
-
-
-def _inside(block: Block) -> tuple[str | None, Block]:
-    """Whose block it is, and the block as that run has it; one of a run among others is wrapped."""
-    member = block.note.get(_MEMBER)
-    return (
-        (None, block) if member is None else (str(member), Block(block.note.get("block", {}), block.arrays))
-    )
 
 
 def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:
