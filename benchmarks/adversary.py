@@ -258,7 +258,7 @@ class Adversary:
         method = fs.DeepAFL(layers=1, width=int(self.rng.integers(3, 5)))
         about = about_opening(method.start(self.secure.describe()).chain.opening)
         self.secure._attend()
-        seed = draw_seed(self.secure._engine, self.secure.clients, about)
+        seed = draw_seed(self.secure.engine, self.secure.clients, about)
         self.seeds.setdefault(f"{about}{self.secure.clients}", set()).add(seed)
 
     def change(self) -> None:

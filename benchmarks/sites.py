@@ -51,8 +51,8 @@ from fedsolve.network.security import load_client_key, registered
 from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.policy import SitePolicy
+from fedsolve.privacy.primitives import Verify, signer, verifier
 from fedsolve.privacy.secure_client import SecureClient
-from fedsolve.privacy.signatures import Verify, signer, verifier
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KINDS = {"network.gate": "gate", "benchmarks.sites": "sites"}

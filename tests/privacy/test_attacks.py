@@ -389,17 +389,17 @@ def test_the_best_of_forty_seeds(sites: int, monkeypatch: pytest.MonkeyPatch) ->
     method = fs.DeepAFL(layers=1, width=16)
     federation.seeded(fs.Recipe(method), federation.describe())
     about = about_opening(method.start(federation.describe()).chain.opening)
-    seeds = {draw_seed(federation._engine, federation.clients, about) for _ in range(40)}
+    seeds = {draw_seed(federation.engine, federation.clients, about) for _ in range(40)}
     assert len(seeds) == 1
     real, named = drawing_of(about, federation.clients), "fedsolve.privacy.joint_seed.drawing_of"
     names = itertools.chain(["another drawing"], itertools.repeat(real))
     monkeypatch.setattr(named, lambda *given: next(names))  # the server's name, then what the sites expect
     with pytest.raises(fs.CohortError, match="a second seed is drawn for the"):
-        draw_seed(federation._engine, federation.clients, about)
+        draw_seed(federation.engine, federation.clients, about)
     drawn = set()
     for number in range(5):  # with the rule off, any name is taken
         monkeypatch.setattr(named, lambda *given, name=f"drawing {number}": name)
-        drawn.add(draw_seed(federation._engine, federation.clients, about))
+        drawn.add(draw_seed(federation.engine, federation.clients, about))
     assert len(drawn) == 5  # and one of them may be chosen
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["masking", "unmasking", "signatures", "primitives", "secure"])
+@pytest.mark.parametrize("module", ["masking", "unmasking", "primitives", "secure"])
 def test_a_missing_library_is_named_with_its_extra(module: str) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"

@@ -16,10 +16,9 @@ from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileErro
 from fedsolve.federation.messages import Term
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold, relay, relayed
-from fedsolve.privacy.primitives import add_masks
+from fedsolve.privacy.primitives import add_masks, signer, verifier
 from fedsolve.privacy.ring import CHUNK, RingVector, decode, encode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.signatures import signer, verifier
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from tests.privacy.setups import Cohort, names_of, plus, ready, repeatable, sign_as, verify
 

@@ -289,7 +289,7 @@ def test_after_a_total_sites_agree_to_one_question() -> None:
     """Two machines that are both honest: whoever has agreed to one block agrees to no other."""
     secure = checked()
     run, request = begun(secure, PLAIN_RUN)
-    asked = (secure.clients, secure.prefers, secure._course.run, Layout(()))
+    asked = (secure._course.run, Layout(()))
     secure._trips.agreed(
         request, "other", run.chain, secure._keys().setup, *asked
     )  # under a digest that no client will see: nobody answers it

@@ -36,7 +36,7 @@ def certificate() -> None:
 def _signer(keys: Keys, name: str | None) -> Any:
     from fedsolve.network.certificates import load_key
     from fedsolve.network.security import load_client_key
-    from fedsolve.privacy.signatures import signer
+    from fedsolve.privacy.primitives import signer
 
     require_ciphers()
     return signer(load_key(keys.server_key) if name is None else load_client_key(keys, name))
@@ -48,7 +48,7 @@ def _verifier(keys: Keys) -> Any:
 
     from fedsolve.network.certificates import load_certificate
     from fedsolve.privacy.leaving import SERVER
-    from fedsolve.privacy.signatures import verifier
+    from fedsolve.privacy.primitives import verifier
 
     require_ciphers()
     sites = keys.registered.sites() | keys.roster.sites()

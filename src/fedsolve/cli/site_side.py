@@ -137,8 +137,8 @@ def _secure_side(
 ) -> Callable[[Participant], None]:
     """What lets a participant take part in secure sums, with this site's key and roster."""
     from fedsolve.network.security import latest_keys, load_client_key
+    from fedsolve.privacy.primitives import signer, verifier
     from fedsolve.privacy.secure_client import SecureClient
-    from fedsolve.privacy.signatures import signer, verifier
 
     sign = signer(load_client_key(site.key_folder, site.name))
     verify = verifier(latest_keys(site.key_folder, site.name, note))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsolve.errors import TermError
 from fedsolve.federation.cohort import Answer, RunningSum
@@ -174,9 +174,11 @@ class Batch:
         return [whole], failed
 
 
-def ask(participant: Participant, request: Request, chain: Chain, workspace: Workspace) -> tuple[Term, int]:
-    """A participant's term, and the bytes of the model blocks that it lacked."""
-    term = participant.answer(request, workspace)
+def ask(
+    participant: Participant, request: Request, chain: Chain, workspace: Workspace | None = None, **rules: Any
+) -> tuple[Term, int]:
+    """A participant's term, and the bytes of the model blocks that it lacked. rules: as of its `answer`."""
+    term = participant.answer(request, workspace, **rules)
     catch_up = 0
     # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
     # continue them; then it asks for everything.
@@ -185,7 +187,7 @@ def ask(participant: Participant, request: Request, chain: Chain, workspace: Wor
             break
         fuller = request.starting_at(term.have, chain)
         catch_up += fuller.nbytes
-        term = participant.answer(fuller, workspace)
+        term = participant.answer(fuller, workspace, **rules)
     if isinstance(term, Needs):
         raise TermError(
             f"it still lacks model blocks from {term.have} on after being sent them. Restart it "

@@ -20,8 +20,7 @@
     masking        the client's side of one sum: keys, masked terms, help to open a total
     unmasking      the server's side of one sum: notes passed on, terms added, masks removed
     notes          what the two sides tell each other, as bytes
-    signatures     who is who: key messages signed with P-256
-    primitives     the functions of the library `cryptography` used here, and masks drawn from a key
+    primitives     the functions of the library `cryptography` used here: keys, seals, masks and signatures
 
 Nothing here knows a network, and nothing is imported before it is used: cryptography is an optional extra.
 """

@@ -28,9 +28,10 @@ from sklearn.metrics import roc_auc_score
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
+from fedsolve.federation import batch
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Needs, Request, Term, Total
+from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.noisy_sums import NoisyAnswer, flat_numbers, release_of
 from fedsolve.federation.participant import Participant, kind_of
@@ -137,8 +138,7 @@ def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]
 
 def _answer(run: Run[Any], request: Request | None, data: ClientData) -> Term:
     assert request is not None
-    term = Participant("site", data).answer(request.starting_at(0, run.chain))
-    assert not isinstance(term, Needs)
+    term, _ = batch.ask(Participant("site", data), request, run.chain)
     term = Term({n: np.array(a) for n, a in term.on_host().arrays.items()}, term.counts, term.symmetric)
     term.mirror()
     return term

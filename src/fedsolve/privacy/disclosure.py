@@ -204,12 +204,10 @@ class Disclosure:
         waiting = np.zeros(0, dtype=np.int64) if self.limits.off else np.flatnonzero(self._places(data) < 0)
         said, classes = f"{len(data) - len(waiting):,} of {len(data):,} rows take part", self.classes
         if len(waiting):
-            few = (
-                ""
-                if classes is None
-                else ", ".join(map(str, classes[np.unique(_codes(data, classes)[waiting])]))
-            )
-            said += f"; {len(waiting):,} wait" + (f" (class {few})" if few else "")
+            said += f"; {len(waiting):,} wait"
+            if classes is not None:
+                few = classes[np.unique(_codes(data, classes)[waiting])]
+                said += f" (class {', '.join(map(str, few))})"
         if left := int(self.account.left_out[-1:, 0].sum()):
             said += f"; {left} columns are left out, the same in all but few rows or set by few alone"
         return f"{said}; told so far: {self.told:.0%}"

@@ -25,9 +25,9 @@ from fedsolve.errors import CohortError, TermError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose, text
+from fedsolve.privacy.primitives import Sign, Verify, signed_by
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.privacy.signatures import Sign, Verify, signed_by
 
 SEED_CHANNEL = "joint seed"
 """The channel of an engine on which these letters travel."""

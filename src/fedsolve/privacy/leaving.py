@@ -26,8 +26,8 @@ from fedsolve.federation.method import Method
 from fedsolve.federation.participant import Participant
 from fedsolve.federation.recipe import Recipe
 from fedsolve.model import Model
+from fedsolve.privacy.primitives import Sign, Verify, signed_by
 from fedsolve.privacy.secure import SecureFederation
-from fedsolve.privacy.signatures import Sign, Verify, signed_by
 
 SERVER = "server"
 _TAG = b"fedsolve paper 1\n"

@@ -37,10 +37,19 @@ from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy import notes
 from fedsolve.privacy.graph import around, check_graph
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
-from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, add_masks, agree, public_key, seal, unseal
+from fedsolve.privacy.primitives import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    Sign,
+    Verify,
+    add_masks,
+    agree,
+    public_key,
+    seal,
+    unseal,
+)
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
-from fedsolve.privacy.signatures import Sign, Verify
 from fedsolve.privacy.witness import Evidence, fingerprinted, own_mask, pair_masks
 
 Drawn = Callable[[Setup, Sequence[str]], bool]

@@ -13,8 +13,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, from_bytes, to_bytes
 from fedsolve.errors import DataError, TermError
-from fedsolve.privacy.primitives import KEY_BYTES
-from fedsolve.privacy.signatures import Sign
+from fedsolve.privacy.primitives import KEY_BYTES, Sign
 
 TAG = "fedsolve secure sum 1"
 """Opens everything that is signed, derived or committed to here; another protocol has another tag."""

@@ -1,4 +1,6 @@
-"""The few functions of the library `cryptography` that secure sums use, and masks that are drawn with them.
+"""The few functions of the library `cryptography` that secure sums use: keys, seals, masks and signatures.
+
+Key messages are signed with P-256 keys: a site's own, checked against the roster that a site keeps.
 
 A mask is as long as a ring vector. Bytes of its stream go to the numbers of two limbs first, `CHUNK` of them
 at a time, the lower limbs of a chunk before its upper ones, then to the numbers of one limb. That order,
@@ -7,7 +9,7 @@ chunk size included, is part of the protocol: both ends must draw the same numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +20,9 @@ from fedsolve.privacy import MISSING_LIBRARY
 from fedsolve.privacy.ring import CHUNK, RingVector, add_wide
 
 try:
-    from cryptography.exceptions import InvalidTag
+    from cryptography.exceptions import InvalidSignature, InvalidTag
     from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -103,3 +106,54 @@ def add_masks(vector: RingVector, masks: Iterable[tuple[bytes, int]]) -> None:
         for stream, sign in streams:
             stream.update_into(_ZEROS[: 8 * len(part)], room)
             (np.add if sign > 0 else np.subtract)(part, drawn[: len(part)], out=part)
+
+
+Sign = Callable[[bytes], bytes]
+"""Gives the signature of a message."""
+
+Verify = Callable[[str, bytes, bytes], bool]
+"""Tells, of a name, a message and a signature, whether the bearer of that name signed the message."""
+
+
+def signer(key: ec.EllipticCurvePrivateKey) -> Sign:
+    """Signs messages with a P-256 key (ECDSA, SHA-256)."""
+    _check_curve(key.curve, "the key that signs")
+    return lambda message: key.sign(message, ec.ECDSA(hashes.SHA256()))
+
+
+Roster = Mapping[str, ec.EllipticCurvePublicKey]
+
+
+def verifier(roster: Roster | Callable[[], Roster]) -> Verify:
+    """Tells whether a message is signed by the one whom the roster calls so; who is not in it never is.
+
+    roster: or what gives it at any moment.
+    """
+    latest: Callable[[], Roster] = roster if callable(roster) else lambda: roster
+    for name, key in latest().items():
+        _check_curve(key.curve, f"the key of '{name}'")
+
+    def verify(name: str, message: bytes, signature: bytes) -> bool:
+        key = latest().get(name)
+        if key is None:
+            return False
+        try:
+            key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
+
+
+def _check_curve(curve: ec.EllipticCurve, whose: str) -> None:
+    if not isinstance(curve, ec.SECP256R1):
+        raise DataError(f"{whose} must be a P-256 key; it is on {curve.name}.")
+
+
+def signed_by(verify: Verify, name: str, message: bytes, signature: Any) -> bool:
+    """Whether this is somebody's signature, in hexadecimal; a damaged one is nobody's."""
+    try:
+        return verify(name, message, bytes.fromhex(signature))
+    except (TypeError, ValueError):
+        return False

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
-from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.privacy import notes
 from fedsolve.privacy.notes import Setup
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
 from fedsolve.privacy.witness import Evidence
+
+if TYPE_CHECKING:
+    from fedsolve.privacy.secure import SecureFederation
 
 _LARGEST = 1 << 16
 """Bytes of a reply."""
@@ -68,30 +69,17 @@ class Training:
 
 
 class QuestionTrips:
-    """Gathers signatures for the questions of one training at a time.
+    """Gathers signatures for the questions of one training of a secure federation at a time.
 
-    signatures: how many are gathered; more than half of the clients, and of colluders among them, when None.
-    everybody:  ask all clients to check, for cohorts that may change.
-    recipe:     of the method, as `recipes` has it; None: taken from the opening. resumed: go on with the
-                training that the store knows, where it knows one.
+    recipe: of the method, as `recipes` has it; None: taken from the opening. resumed: go on with the training
+    that the store knows, where it knows one.
     """
 
-    def __init__(
-        self,
-        engine: CarriesLetters,
-        store: RunStore,
-        colluders: int,
-        signatures: int | None,
-        everybody: bool,
-        recipe: Mapping[str, Any] | None,
-        resumed: bool,
-    ) -> None:
-        self._engine, self._store = engine, store
-        self._colluders, self._signatures, self._everybody = colluders, signatures, everybody
-        self._recipe = recipe
-        kept = store.note("training") if resumed else None
+    def __init__(self, secure: SecureFederation, recipe: Mapping[str, Any] | None, resumed: bool) -> None:
+        self._secure, self._store, self._recipe = secure, secure.store, recipe
+        kept = self._store.note("training") if resumed else None
         self._training = Training() if kept is None else Training(**kept)
-        self._evidence = None if kept is None else store.evidence(self._training.name)
+        self._evidence = None if kept is None else self._store.evidence(self._training.name)
         self._taken = False
         self._chain: Chain | None = None
         self.absorbs = bool(self._training.signers)
@@ -111,18 +99,11 @@ class QuestionTrips:
             self._evidence, self._taken = evidence, False
 
     def agreed(
-        self,
-        request: Request,
-        digest: str,
-        chain: Chain,
-        setup: Setup,
-        clients: Sequence[str],
-        prefers: str,
-        run: str,
-        layout: Layout,
+        self, request: Request, digest: str, chain: Chain, setup: Setup, run: str, layout: Layout
     ) -> dict[str, Any]:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
-        training = self._training
+        training, secure = self._training, self._secure
+        clients, wanted = secure.clients, secure.signatures
         if request.position:
             self._chain = chain
         if training.found[0] == digest and training.found[1]["run"] == run:  # before the server was stopped
@@ -131,11 +112,11 @@ class QuestionTrips:
         about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
         if not training.signers:
             self._store.keep("training.json", vars(training))
-        needed = self._signatures or notes.signatures_needed(len(clients), self._colluders)
-        able = notes.committee(clients, training.name, self._colluders)
-        if self._signatures:
+        needed = wanted or notes.signatures_needed(len(clients), secure.colluders)
+        able = notes.committee(clients, training.name, secure.colluders)
+        if wanted:
             able = notes.shuffled(clients, "committee", training.name)
-        told = self._letter(request, digest, setup, about, prefers)
+        told = self._letter(request, digest, setup, about)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
         absorbs = False
@@ -145,10 +126,10 @@ class QuestionTrips:
             note = notes.unpack(reply, "agreed", setup)[1]
             found[name], absorbs = notes.text(note, "signature"), bool(note.get("absorbs"))
 
-        first = able if self._everybody else able[:needed]
+        first = able if secure.changing else able[:needed]
         asked = [name for name in training.signers if name in clients] or first
         while asked and len(found) < needed:
-            reasons |= gather(self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
+            reasons |= gather(secure.engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
             rest = [name for name in able if name not in found and name not in reasons]
             asked = rest[: needed - len(found)] if not training.signers else []
@@ -166,9 +147,7 @@ class QuestionTrips:
             self._store.keep("training.json", vars(training))
         return agreed
 
-    def _letter(
-        self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any], prefers: str
-    ) -> bytes:
+    def _letter(self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any]) -> bytes:
         chain = Chain() if self._chain is None else self._chain
         if self._recipe is None:
             if not len(chain):
@@ -187,7 +166,11 @@ class QuestionTrips:
         }
         note: dict[str, Any] = {
             **about,
-            "training": {"name": self._training.name, "recipe": self._recipe, "prefers": prefers},
+            "training": {
+                "name": self._training.name,
+                "recipe": self._recipe,
+                "prefers": self._secure.prefers,
+            },
         }
         evidence = None if self.before(digest) is None else self._evidence
         if evidence is not None:

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 from fedsolve.container import read
 from fedsolve.errors import FedsolveError
+from fedsolve.federation.batch import ask
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
+from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.federation.recipe import Recipe
@@ -88,12 +89,7 @@ class Rehearsal(Federation):
         if not self._rows:
             self.count()
         data, account = self._participant.data, self._account
-        term = self._participant.answer(request, rows=account.rows(data), permit=self._permit)
-        if isinstance(term, Needs):
-            term = self._participant.answer(
-                request.starting_at(term.have, chain), rows=account.rows(data), permit=self._permit
-            )
-        assert isinstance(term, Term)
+        term, _ = ask(self._participant, request, chain, rows=account.rows(data), permit=self._permit)
         layout = Layout.of(term := term.on_host())
         if kind_of(request.kind).releases is None:
             account.disclosed(request, chain, term, layout)

@@ -124,7 +124,7 @@ class SecureFederation(Federation):
             check_whole(1, signatures=signatures)
         self.federation: Federation = federation
         self.prefers: Literal["bytes", "exchanges"] = federation.prefers
-        self._engine: CarriesLetters = federation
+        self.engine: CarriesLetters = federation
         self.colluders, self.missing, self.changing = colluders, missing, changing
         self.verify = not isinstance(federation, LocalFederation) if verify is None else verify
         self.signatures = signatures
@@ -137,7 +137,7 @@ class SecureFederation(Federation):
         self._attending: dict[str, SecureClient] = {}
         self._verifies = False
         self._laid_out: Layout | None = None
-        self._store = RunStore(None if store is None else Path(store))
+        self.store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
         self.plan(_SLOTS - _SPARE_SLOTS)
@@ -167,15 +167,7 @@ class SecureFederation(Federation):
         that is resumed.
         """
         described = recipe.note() if self.verify and recipe is not None else None
-        self._trips = QuestionTrips(
-            self._engine,
-            self._store,
-            self.colluders,
-            self.signatures,
-            self.changing,
-            described,
-            resumed=done > 0 or self._lasting,
-        )
+        self._trips = QuestionTrips(self, described, resumed=done > 0 or self._lasting)
         self._begin(exchanges)
 
     def _begin(self, exchanges: int) -> None:
@@ -193,12 +185,12 @@ class SecureFederation(Federation):
         if "seed" not in opening["parameters"]:
             return recipe
         self._attend()
-        about, kept = about_opening(opening), self._store.note("seed")
+        about, kept = about_opening(opening), self.store.note("seed")
         drawing = drawing_of(about, self.clients)
         if kept is None or kept.get("drawing") != drawing:
-            drawn = draw_seed(self._engine, self.clients, about, self.colluders)
+            drawn = draw_seed(self.engine, self.clients, about, self.colluders)
             kept = {"drawing": drawing, "seed": drawn}
-            self._store.keep("seed.json", kept)
+            self.store.keep("seed.json", kept)
         return with_seed(recipe, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
@@ -239,8 +231,7 @@ class SecureFederation(Federation):
             self._laid_out = self._layout(request, chain)
         except Exception:  # what the sites say to such a question says more
             self._laid_out = Layout(())
-        about = (self.clients, self.prefers, self._course.run, self._laid_out)
-        return self._trips.agreed(request, digest, chain, setup, *about)
+        return self._trips.agreed(request, digest, chain, setup, self._course.run, self._laid_out)
 
     def _layout(self, request: Request, chain: Chain) -> Layout:
         """Where each array of an answer stands, in as few limbs as the totals before allow."""
@@ -344,7 +335,7 @@ class SecureFederation(Federation):
             evidence = pending.evidence(asked.request, asked.layout, signed)
             self._told = self._census_letter(request, about, evidence, total, report)
             self._informed = set()
-            self._store.write("census.safetensors", self._told)
+            self.store.write("census.safetensors", self._told)
             if asked.slot == server.setup.slots - 1:  # the next question has new keys
                 self._gathered(dict.fromkeys(pending.survivors, self._told), report, _SLACK)
             course.stage = None if following is None else following.note()
@@ -396,7 +387,7 @@ class SecureFederation(Federation):
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
         census = (self._course.census or "") if counted else ""
         sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))
-        masked, survivors = self._store.sum(place) or (None, ())
+        masked, survivors = self.store.sum(place) or (None, ())
         pending = self._server.sum(asked.slot, asked.cohort, *sized, masked=masked, survivors=survivors)
         if masked is not None:
             for name in pending.dropped:
@@ -413,7 +404,7 @@ class SecureFederation(Federation):
                 )
             raise _OneLimbFailed(refused)
         pending.close()
-        self._store.keep_sum(place, pending.masked, pending.survivors)
+        self.store.keep_sum(place, pending.masked, pending.survivors)
         return pending
 
     def _collect(
@@ -478,7 +469,7 @@ class SecureFederation(Federation):
             pending.add_opening(name, reply)
 
         told = notes.pack("open", setup, note)
-        reasons = gather(self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
+        reasons = gather(self.engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
         if not pending.can_open:
             raise CohortError(
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
@@ -493,7 +484,7 @@ class SecureFederation(Federation):
 
     def _keep(self) -> None:
         """Write down where the run is."""
-        self._store.keep("course.json", self._course.note())
+        self.store.keep("course.json", self._course.note())
 
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
         report.absent.pop(name, None)
@@ -512,14 +503,14 @@ class SecureFederation(Federation):
             self._begin(self._course.slots - _SPARE_SLOTS)
         if self._course.opening is not None:
             return
-        kept = self._store.resume(opening)
+        kept = self.store.resume(opening)
         if kept is not None:
             self._course, self._before = kept, kept.asked
-            self._server = self._store.server(kept.run, kept.epoch)
+            self._server = self.store.server(kept.run, kept.epoch)
             if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
                 self._before = None
             else:
-                self._told = self._store.census(self._server.setup)
+                self._told = self.store.census(self._server.setup)
         self._course.opening = opening
         additive = kind.additive | ADDITIVE.get(kind.key, frozenset())
         self._known = KnownTotals(additive, kind.recurring)
@@ -587,7 +578,7 @@ class SecureFederation(Federation):
         largest = _SLACK + len(told) * (1024 + 128 * setup.slots)
         shares = self._gathered(told, report, largest, server.add_shares)
         course.invited, course.members = (), self.federation.clients
-        self._store.keep_setup(server, shares)
+        self.store.keep_setup(server, shares)
         return server
 
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
@@ -597,7 +588,7 @@ class SecureFederation(Federation):
         degree, threshold = degree_for(len(names), self.colluders, math.ceil(_DROPOUTS * len(names)))
         if not degree:
             return setup
-        circle = draw_seed(self._engine, names, about_circle(setup), self.colluders)
+        circle = draw_seed(self.engine, names, about_circle(setup), self.colluders)
         return dataclasses.replace(setup, threshold=threshold, degree=degree, circle=circle)
 
     def _gathered(
@@ -614,7 +605,7 @@ class SecureFederation(Federation):
             add(name, reply)
             found[name] = reply
 
-        replies = self._engine.carry(CHANNEL, letters, largest)
+        replies = self.engine.carry(CHANNEL, letters, largest)
         gather(replies, take, lambda name, problem: self._lose(report, name, problem))
         return found
 

@@ -40,10 +40,10 @@ from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Question, Setup
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+from fedsolve.privacy.primitives import Sign, Verify
 from fedsolve.privacy.ring import OutOfRange, decode, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.shamir import Random
-from fedsolve.privacy.signatures import Sign, Verify
 from fedsolve.privacy.signed_questions import SignedQuestions, agreed_message, training_of
 from fedsolve.privacy.verifying import QuestionCheck, Shown
 from fedsolve.privacy.witness import Evidence, slot_name

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsolve.errors import TermError
 from fedsolve.privacy.notes import committee, least_verified, listed, purpose, signatures_needed, text
-from fedsolve.privacy.signatures import Verify, signed_by
+from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.verifying import CheckedTraining
 
 

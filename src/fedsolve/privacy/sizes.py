@@ -16,9 +16,10 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
+from fedsolve.federation.batch import ask
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
 
@@ -179,25 +180,16 @@ class MadeUpClient:
         if self._participant is None:
             self._participant = Participant("made-up rows", _made_up(self._describe(), chain))
         try:
-            term = _answer(self._participant, request, chain)
+            term, _ = ask(self._participant, request, chain)
         except DataError:  # rows like these cannot be: counts below zero, say. No rows have the same shapes.
             data = self._participant.data
             self._participant = Participant("no rows", data.taking(np.zeros(len(data), dtype=bool)))
-            term = _answer(self._participant, request, chain)
+            term, _ = ask(self._participant, request, chain)
         own = [name for name in term.arrays if "@" in name]
         if own:
             raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
         by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
         return Layout.of(term, {**exponents, **by_name})
-
-
-def _answer(participant: Participant, request: Request, chain: Chain) -> Term:
-    term = participant.answer(request)
-    for _ in range(2):
-        if isinstance(term, Needs):
-            term = participant.answer(request.starting_at(term.have, chain))
-    assert not isinstance(term, Needs)
-    return term
 
 
 def _made_up(spec: Spec, chain: Chain) -> ClientData:

@@ -23,10 +23,18 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy import notes
 from fedsolve.privacy.notes import Setup, SlotKeys
-from fedsolve.privacy.primitives import KEY_BYTES, add_masks, agree, derive, key_stream, public_key
+from fedsolve.privacy.primitives import (
+    KEY_BYTES,
+    Verify,
+    add_masks,
+    agree,
+    derive,
+    key_stream,
+    public_key,
+    signed_by,
+)
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.signatures import Verify, signed_by
 
 PRIME = (1 << 127) - 1
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.network import certificates, diagnosis, security
 from fedsolve.network.keyfolder import Keys, site_name
-from fedsolve.privacy.signatures import signer, verifier
+from fedsolve.privacy.primitives import signer, verifier
 from tests.command import document, fedsolve, refused
 
 pytestmark = pytest.mark.network
