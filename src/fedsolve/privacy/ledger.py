@@ -203,12 +203,12 @@ class Ledger:
 
     def keep(self, secrets: bytes) -> None:
         """Keep what the client needs to go on after a restart."""
-        self._shelf.write("secrets", secrets)
+        self._shelf.write("client", secrets)
 
     @property
     def secrets(self) -> bytes | None:
         """What was kept last, in a folder."""
-        return self._shelf.read("secrets")
+        return self._shelf.read("client")
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
         """What is known of a key, and entered now where nothing is."""
@@ -230,6 +230,7 @@ class Ledger:
 
     def _load(self) -> None:
         assert self.folder is not None
+        (self.folder / "secrets").unlink(missing_ok=True)  # keys of finished runs, written by fedsolve 0.2.0
         path = self.folder / "ledger.jsonl"
         remedy = "Without it this client cannot know what it has opened; it must sit out."
         with undamaged(f"the ledger {path}", remedy):

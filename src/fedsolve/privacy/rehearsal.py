@@ -63,7 +63,8 @@ class Rehearsal(Federation):
     ) -> None:
         self._name, self._data, self._policy, self._ledger = name, data, policy, ledger
         self._sites, self._secure = sites if secure else 1, secure
-        self._spec = LocalFederation([Participant(name, data)], classes=classes or None).describe()
+        declared = classes or (None if data.schema is None else data.schema.classes) or None
+        self._spec = LocalFederation([Participant(name, data)], classes=declared).describe()
         self._begin("")
 
     def _begin(self, method: str) -> None:
