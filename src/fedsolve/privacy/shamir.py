@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from fedsolve.errors import DataError, TermError
 
@@ -42,37 +43,30 @@ def _value(polynomial: Sequence[int], at: int) -> int:
     return value
 
 
-class Joiner:
-    """Gives secrets back from the shares of one set of holders; its weights are computed once.
-
-    holders: as many distinct numbers, from 1, as the threshold says.
-    """
-
-    def __init__(self, holders: Sequence[int]) -> None:
-        if len(set(holders)) != len(holders) or not holders or min(holders) < 1:
-            raise DataError(f"holders must be distinct numbers from 1; got {list(holders)}.")
-        self.holders = tuple(holders)
-        self._weights = [_weight(holder, holders) for holder in holders]
-
-    def secret(self, shares: Mapping[int, bytes]) -> bytes:
-        """The secret whose shares these holders have; shares of others are not looked at."""
-        total = 0
-        for holder, weight in zip(self.holders, self._weights, strict=True):
-            share = shares.get(holder)
-            if share is None or len(share) != SHARE_BYTES:
-                raise TermError(f"the share of holder {holder} is missing or not {SHARE_BYTES} bytes long.")
-            total += weight * int.from_bytes(share, "big")
-        value = total % PRIME
-        if value >> (8 * SECRET_BYTES):
-            raise TermError("the shares do not belong together: they give no secret.")
-        return value.to_bytes(SECRET_BYTES, "big")
+def joined(shares: Mapping[int, bytes]) -> bytes:
+    """The secret whose shares these are, by holder from 1: of as many holders as the threshold says."""
+    total = 0
+    for holder, weight in _weights(tuple(shares)).items():
+        if len(shares[holder]) != SHARE_BYTES:
+            raise TermError(f"the share of holder {holder} is not {SHARE_BYTES} bytes long.")
+        total += weight * int.from_bytes(shares[holder], "big")
+    value = total % PRIME
+    if value >> (8 * SECRET_BYTES):
+        raise TermError("the shares do not belong together: they give no secret.")
+    return value.to_bytes(SECRET_BYTES, "big")
 
 
-def _weight(holder: int, holders: Sequence[int]) -> int:
-    """Lagrange's weight of a holder's value for the value at 0."""
-    above = below = 1
-    for other in holders:
-        if other != holder:
-            above = above * other % PRIME
-            below = below * (other - holder) % PRIME
-    return above * pow(below, -1, PRIME) % PRIME
+@cache  # the same holders give back the secrets of all members in all slots
+def _weights(holders: tuple[int, ...]) -> dict[int, int]:
+    """Lagrange's weights of the holders' values for the value at 0."""
+    if not holders or min(holders) < 1:
+        raise DataError(f"holders must be numbers from 1; got {list(holders)}.")
+    weights = {}
+    for holder in holders:
+        above = below = 1
+        for other in holders:
+            if other != holder:
+                above = above * other % PRIME
+                below = below * (other - holder) % PRIME
+        weights[holder] = above * pow(below, -1, PRIME) % PRIME
+    return weights

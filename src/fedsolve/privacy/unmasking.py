@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy import notes
@@ -17,7 +17,7 @@ from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
+from fedsolve.privacy.shamir import SHARE_BYTES, joined
 from fedsolve.privacy.witness import Evidence, WordSum, unmasked
 
 
@@ -229,14 +229,8 @@ class MaskedSum:
         return found if len(found) == threshold else ()
 
     def _joined(self, name: str) -> bytes:
-        helpers, holders = self._helpers(name), self._around[name]
-        shares = {number: self._openings[holders[number - 1]][name] for number in helpers}
-        return _joiner(helpers).secret(shares)
-
-
-@cache
-def _joiner(holders: tuple[int, ...]) -> Joiner:
-    return Joiner(holders)
+        holders = self._around[name]
+        return joined({n: self._openings[holders[n - 1]][name] for n in self._helpers(name)})
 
 
 def _check_sender(sender: str, name: str) -> None:
