@@ -127,7 +127,8 @@ class Layout:
                 )
                 for name, shape, symmetric, exponent in note["fields"]
             ]
-            layout = cls(tuple(sorted(fields, key=_place)), tuple(sorted({*note["counts"]})))
+            counts = sorted({str(name) for name in note["counts"]})
+            layout = cls(tuple(sorted(fields, key=_place)), tuple(counts))
             if canonical_json(layout.note()) != canonical_json(note):  # compares types and order, too
                 raise ValueError("not as a layout is written")
             if len({field.name for field in fields}) != len(fields):
