@@ -232,10 +232,7 @@ class Client:
         else:
             notes.check_names(self.partners, names, "the cohort of this sum")
         self._need(self.name in names, "the cohort of a sum holds who answers")
-        if len(names) < self.setup.least_cohort:
-            raise CohortError(
-                f"a sum over {len(names)} clients is refused; it takes {self.setup.least_cohort}."
-            )
+        self._check_enough(names)
         if slot in self._cohorts:
             raise TermError(
                 f"slot {slot} has been used: its masks would meet a second term and show the difference. "
@@ -261,10 +258,7 @@ class Client:
         digest = self._question(slot, [*there, *gone])
         self._need(self.name in there, "who is asked to open a sum is in it")
         self._need(not gone or not self.setup.degree, "with neighbours only, a sum is over all members")
-        if len(there) < self.setup.least_cohort:
-            raise CohortError(
-                f"a sum over {len(there)} clients is not opened; it takes {self.setup.least_cohort}."
-            )
+        self._check_enough(there)
         opening = notes.opening_digest(digest, there)
         if slot not in self._opened:
             note = {"name": self.name, "slot": slot, "opening": opening}
@@ -312,6 +306,12 @@ class Client:
     def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
         rows = [self._shares[name][slot, which] for name in names if name in self._shares]
         return np.stack(rows) if rows else np.empty((0, SHARE_BYTES), dtype=np.uint8)
+
+    def _check_enough(self, names: Collection[str]) -> None:
+        if len(names) < self.setup.least_cohort:
+            raise CohortError(
+                f"a sum over {len(names)} clients is not opened; it takes {self.setup.least_cohort}."
+            )
 
     def _need(self, holds: bool, what: str) -> None:
         if not holds:

@@ -54,7 +54,7 @@ def said_of(reasons: Mapping[str, str]) -> str:
 
 
 @dataclass
-class Training:
+class SignedTraining:
     """What is written down of a training, whose name sites know it by.
 
     signers: the sites that check it. found: the latest question agreed to (its digest), and its signatures.
@@ -78,7 +78,7 @@ class QuestionTrips:
     def __init__(self, secure: SecureFederation, recipe: Mapping[str, Any] | None, resumed: bool) -> None:
         self._secure, self._store, self._recipe = secure, secure.store, recipe
         kept = self._store.note("training") if resumed else None
-        self._training = Training() if kept is None else Training(**kept)
+        self._training = SignedTraining() if kept is None else SignedTraining(**kept)
         self._evidence = None if kept is None else self._store.evidence(self._training.name)
         self._taken = False
         self._chain: Chain | None = None
