@@ -80,11 +80,8 @@ class Refinement:
         """
         rows = _RefinementRows(self, shared, data)
         sums = RidgeSums(self.width, shared.outputs)
-        kept = rows.absorb(sums)
-        ridge = rows.ridge(sums, kept, self.balance) if self.ridge == "auto" else self.ridge
-        solution = sums.solve(ridge)
-        balance = rows.balance(solution, kept) if self.balance == "auto" else float(self.balance)
-        return PersonalModel(shared, self, solution.weight, balance, sums, ridge)
+        weight, balance, ridge = rows.solve(sums, rows.absorb(sums), self.ridge, self.balance)
+        return PersonalModel(shared, self, weight, balance, sums, ridge)
 
 
 class PersonalModel(Model):
@@ -154,13 +151,9 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _RefinementRows(self.refinement, self.shared, self.shown(data))
-        estimates = rows.absorb()
-        if self.refinement.ridge != "auto":
-            return self.with_balance(rows.balance(self.sums.solve(self.refinement_ridge), estimates))
-        ridge = rows.ridge(self.sums, estimates, "auto")
-        solution = self.sums.solve(ridge)
-        balance = rows.balance(solution, estimates)
-        return self._with(solution.weight, balance, self.sums, ridge)
+        given = self.refinement_ridge if self.refinement.ridge != "auto" else "auto"
+        weight, balance, ridge = rows.solve(self.sums, rows.absorb(), given, "auto")
+        return self._with(weight, balance, self.sums, ridge)
 
     def scores(self, features: Array) -> Array:
         scores = self.shared.estimates(features)
@@ -247,6 +240,15 @@ class _RefinementRows:
                 root = self._roots[span, None]
                 sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
         return estimates
+
+    def solve(
+        self, sums: RidgeSums, estimates: Array, ridge: Ridge, balance: Balance
+    ) -> tuple[Array, float, float]:
+        """P, balance and ridge, chosen by these rows where they are "auto"."""
+        chosen = self.ridge(sums, estimates, balance) if ridge == "auto" else ridge
+        solution = sums.solve(chosen)
+        weighed = self.balance(solution, estimates) if balance == "auto" else float(balance)
+        return solution.weight, weighed, chosen
 
     def ridge(self, sums: RidgeSums, estimates: Array, balance: Balance) -> float:
         """The ridge for these rows, all of which the sums have seen, and this balance; see `balance`."""

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -61,16 +61,9 @@ class LinearModel(Model):
         return {"parameters": self.parameters}
 
     @classmethod
-    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> LinearModel:
-        return cls(*linear_parts(arrays, note))
-
-
-def linear_parts(
-    arrays: dict[str, Array], note: dict[str, Any]
-) -> tuple[Array, Array, Array | None, Preparation | None, dict[str, Any]]:
-    """What a linear model is made of, from its file."""
-    classes, preparation = labels_from_note(note["classes"]), preparation_from(arrays)
-    return arrays["weight"], arrays["intercept"], classes, preparation, note["parameters"]
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Self:
+        classes, preparation = labels_from_note(note["classes"]), preparation_from(arrays)
+        return cls(arrays["weight"], arrays["intercept"], classes, preparation, note["parameters"])
 
 
 class SoftmaxModel(LinearModel):
@@ -123,11 +116,12 @@ class SoftmaxModel(LinearModel):
         return super().note() | ({} if self.base is None else {"base": self.base.contents()[1]})
 
     @classmethod
-    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> SoftmaxModel:
-        base = None
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Self:
+        model = super().restored(arrays, note)
         if "base" in note:
-            base = model_from_contents(with_prefix(arrays, "base."), note["base"])
-        return cls(*linear_parts(arrays, note), base)
+            model.base = model_from_contents(with_prefix(arrays, "base."), note["base"])
+            model.features = note["features"]
+        return model
 
 
 class StagedModel(Model):

@@ -22,7 +22,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class PrivateModel(LinearModel):
         return {"weight": self.weight, "centre": self.centre}
 
     @classmethod
-    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrivateModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Self:
         classes = labels_from_note(note["classes"])
         return cls(arrays["weight"], arrays["centre"], classes, note["parameters"])
 

@@ -83,17 +83,17 @@ class ChoiceRun(Run[Any]):
 
     @property
     def exchanges(self) -> int:
-        if self.chosen is not None:
-            return len(self.history)
-        longest = max((run.exchanges for run in self.members.values()), default=0)
-        return 1 + longest + self._rungs(range(len(self._tried)))
+        return self._in_all(run.exchanges for run in self.members.values())
 
     @property
     def expected(self) -> int:
+        return self._in_all(run.expected for run in self.members.values())
+
+    def _in_all(self, trials: Iterable[int]) -> int:
+        """Exchanges of the choice, from those of each trial."""
         if self.chosen is not None:
             return len(self.history)
-        longest = max((run.expected for run in self.members.values()), default=0)
-        return 1 + longest + self._rungs(range(len(self._tried)))
+        return 1 + max(trials, default=0) + self._rungs(range(len(self._tried)))
 
     # -- the exchanges -----------------------------------------------------------------------------
 
@@ -250,8 +250,6 @@ class ChoiceRun(Run[Any]):
             "failed": self._failed,
             "tried": [one.as_dict() for one in self.tried],
             "scores": self._scores,
-            "best": next((n for n, one in enumerate(self.tried) if one.chosen), None),
-            "layers": None if self.chosen is None else getattr(self.chosen, "layers", 0),
         }
 
     def take_stored(self, kept: dict[str, Any]) -> None:
@@ -262,8 +260,9 @@ class ChoiceRun(Run[Any]):
             run.take_parts(kept["runs"][name], "of a candidate")
         self._models = {name: model_from_contents(*parts) for name, parts in kept["models"].items()}
         self.tried, self._scores = tuple(Tried(**one) for one in kept["tried"]), kept["scores"]
-        if kept["best"] is not None:
-            self._choose(kept["best"], kept["layers"])
+        for number, one in enumerate(self.tried):
+            if one.chosen:
+                self._choose(number, one.layers or 0)
 
 
 @differs.register

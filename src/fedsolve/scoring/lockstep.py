@@ -10,6 +10,7 @@ were not trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -203,15 +204,12 @@ def answer_members(data: ClientData, request: Request, memory: Memory) -> Term:
     for name, one in asked.items():
         chain = known.chains[name]
         rows = known.part(data, part_from(chain.opening.get(PART)))
-        inner = Memory(
-            chain,
-            known.caches.setdefault(name, {}),
-            memory.workspace.within(name),
-            memory.budget // len(asked),
-            memory.scratch,
-            memory.name,
-            memory.states,
-            memory.device,
+        inner = replace(
+            memory,
+            chain=chain,
+            cache=known.caches.setdefault(name, {}),
+            workspace=memory.workspace.within(name),
+            budget=memory.budget // len(asked),
         )
         arrays: dict[str, Array] = with_prefix(dict(request.arrays), f"{name}.")
         own = Request(

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.labels import encode_labels
 from fedsolve.scoring.tallies import (
     NORMAL,
     RELIABILITY_BINS,
@@ -303,13 +302,6 @@ class Confusion:
 
     classes: Array
     counts: Array
-
-    @classmethod
-    def of(cls, labels: Array, predicted: Array, classes: Array) -> Confusion:
-        """The confusion of these predictions; labels outside `classes` are refused."""
-        counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
-        np.add.at(counts, (encode_labels(labels, classes), encode_labels(predicted, classes)), 1)
-        return cls(classes, counts)
 
     @property
     def rows(self) -> int:
