@@ -151,7 +151,7 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _RefinementRows(self.refinement, self.shared, self.shown(data))
-        given = self.refinement_ridge if self.refinement.ridge != "auto" else "auto"
+        given: Ridge = self.refinement_ridge if self.refinement.ridge != "auto" else "auto"
         weight, balance, ridge = rows.solve(self.sums, rows.absorb(), given, "auto")
         return self._with(weight, balance, self.sums, ridge)
 

@@ -195,25 +195,24 @@ def sandwich_solve(
     Cholesky instead; a matrix that fails there falls back to its eigenvalues. decomposition: that of W,
     where it is known already.
     """
-    with kernels_of(hidden_gram).threads(_threads(len(hidden_gram))):
-        known = kernels_of(weight).thin_svd(weight) if decomposition is None else decomposition
-        return _sandwich_solve(hidden_gram, residual, known, ridge)
-
-
-def _sandwich_solve(
-    hidden_gram: Array, residual: Array, decomposition: Decomposition, ridge: float
-) -> Sandwich:
     kernels = kernels_of(hidden_gram)
-    right, singular, z = decomposition
-    if ridge > 0.0 and kernels.prefers_shifts(len(hidden_gram), len(singular)):
+    with kernels.threads(_threads(len(hidden_gram))):
+        right, singular, z = kernels.thin_svd(weight) if decomposition is None else decomposition
         target = residual @ (z.T * singular)
-        found = kernels.shifted_solve(hidden_gram, singular**2, ridge, target)
-        if found is not None:
-            return Sandwich(kernels.contiguous(found), kernels.contiguous(right))
+        left = None
+        if ridge > 0.0 and kernels.prefers_shifts(len(hidden_gram), len(singular)):
+            left = kernels.shifted_solve(hidden_gram, singular**2, ridge, target)
+        if left is None:
+            left = _by_eigenvalues(hidden_gram, target, singular, ridge)
+        return Sandwich(kernels.contiguous(left), kernels.contiguous(right))
+
+
+def _by_eigenvalues(hidden_gram: Array, target: Array, singular: Array, ridge: float) -> Array:
+    """A of every column at once, by the eigenvalues of FᵀF."""
+    kernels = kernels_of(hidden_gram)
     values, vectors = kernels.eigh(hidden_gram)
     lowest = values[0]
     values = values.clip(min=0.0)
-    target = residual @ (z.T * singular)
     curvature = values[:, None] * (singular**2)[None, :]
     usable = None
     if ridge == 0.0:
@@ -233,4 +232,4 @@ def _sandwich_solve(
     # converges only while what was clamped is much smaller than the ridge (not so for float32 sums).
     if ridge == 0.0 or max(0.0, -float(lowest)) * float(singular[0]) ** 2 <= 0.5 * ridge:
         left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
-    return Sandwich(kernels.contiguous(left), kernels.contiguous(right))
+    return left

@@ -89,7 +89,7 @@ def share_of(total: Total, name: str) -> Total:
     term, prefix = total.term, f"{name}."
     own = Term(
         with_prefix(term.arrays, prefix),
-        {key.removeprefix(prefix): count for key, count in term.counts.items() if key.startswith(prefix)},
+        with_prefix(term.counts, prefix),
         frozenset(key.removeprefix(prefix) for key in term.symmetric if key.startswith(prefix)),
     )
     return Total(own, total.cohort, total.missing, total.empty)
