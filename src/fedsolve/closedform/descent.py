@@ -118,7 +118,7 @@ class Descent:
 # -- what steps are measured by --------------------------------------------------------------------
 
 FLAT = 1e-8
-"""So little is left of a curvature where all that counts has a probability below 1e-8."""
+"""The share of curvature below which every row that counts has a probability of almost 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Curvature:
 def flattest(last: Array, first: Array) -> float:
     """The least share that is left of a curvature in any direction.
 
-    Where next to nothing is, a coefficient grows without end: the likelihood has no maximum.
+    Where the share is almost 0, a coefficient grows without end: the likelihood has no maximum.
     """
     return float(eigh(last, first, eigvals_only=True, subset_by_index=[0, 0])[0])
 
@@ -196,10 +196,10 @@ def penalised(matrix: Array, width: int, ridge: float, intercept: bool) -> Array
 
 
 def anchored(hessian: Array, whole: Array, columns: int) -> Array:
-    """The Hessian with curvature in the one direction of which the loss knows nothing.
+    """The Hessian, with curvature added in the one direction that does not change the loss.
 
-    Adding the same vector to every column changes no probability. Gradients have no part in that direction,
-    so any curvature will do there; this one has the size of the bound.
+    Adding the same vector to every column changes no probability. Gradients are zero in that direction, so
+    any curvature will do; this one has the size of the bound.
     """
     if columns == 1:
         return hessian

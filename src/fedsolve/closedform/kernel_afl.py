@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from fedsolve.closedform.kernel_softmax import KernelSoftmax
 
 DIRECT_LANDMARKS = 1024
-"""Up to so many landmarks their Gram matrix, 4.2 MB, is asked for at once."""
+"""Up to so many landmarks, clients send one Gram matrix (4.2 MB) and the system is solved at once."""
 
 LEAST_TRIAL, MOST_TRIAL = 16, 128
-"""Landmarks by which candidates are compared on all rows: half of their own, within these bounds."""
+"""Candidates that are compared on all rows have half of their landmarks, within these bounds."""
 
 _ROUNDED = 1e-7  # K_MM has 1e-8 of its trace added: digits below that are lost
 
 FEWEST, MOST = 256, 32768
-"""Landmarks where none are asked for: a power of two, at least a quarter of the rows, within these bounds."""
+"""The default number of landmarks: a power of two, at least a quarter of the rows, within these bounds."""
 
 
 @register(

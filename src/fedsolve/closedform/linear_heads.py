@@ -21,7 +21,7 @@ from fedsolve.errors import DataError
 HEADS = ("ridge", "lda", "fedcgs", "mean", "normalised")
 
 NEVER = -1e9
-"""The intercept of a class of which there is no row."""
+"""The intercept of a class without rows, which is never predicted."""
 
 
 def solve_head(head: str, gram: Array, cross: Array, counts: Array, ridge: float) -> tuple[Array, Array]:

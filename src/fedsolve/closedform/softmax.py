@@ -62,7 +62,7 @@ FIRST_STEP = 4.0
 """How far the first step goes along M^-1 g: at W = 0 the bound is far above the loss that it bounds."""
 
 USUAL_STEPS = 12
-"""Gradients that a run is expected to take, until it takes more."""
+"""How many gradients a run is expected to take."""
 
 NEWTON_SIDE = 256
 """The largest (d + 1) x C for which exact Newton steps are taken unless asked for: 263 kB each."""
@@ -409,7 +409,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
     # -- the end -----------------------------------------------------------------------------------
 
     def _check_flat(self) -> None:
-        """Refuse coefficients that grew until nothing was left of the curvature that they had at zero."""
+        """Refuse coefficients that still grow: almost nothing is left of the curvature at zero."""
         if self.ridge > 0 or self.hessian is None:
             return
         assert self.whole is not None

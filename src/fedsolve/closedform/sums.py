@@ -39,11 +39,11 @@ def check_opening(data: ClientData, chain: Chain) -> None:
 
 
 _SHOWN = {"preparation", "base"}
-"""What blocks are called that change what rows look like."""
+"""Names of the blocks that change what rows look like."""
 
 
 def base_block(base: Model) -> Block:
-    """A trained model as a block: what follows works on its representation of the rows."""
+    """A trained model as a block: later steps work on its representation of the rows."""
     if base.private or not hasattr(base, "transform"):
         raise DataError(
             f"a model of family '{base.family}' has no representation that all clients may have. Give "

@@ -52,12 +52,12 @@ SLOPES = FLAT * 2.0 ** (np.arange(35) / 2)
 SHIFTS = np.linspace(-6.0, 6.0, 9)
 """The biases of the second class against the first that are tried first."""
 FRACTIONS = np.array([1.0, 0.5, 0.25, 1 / 16, 2.0])
-"""Of a Newton step, that are tried in one exchange."""
+"""Fractions of a Newton step that are tried in one exchange."""
 LEAST_ROWS = 10
 """With fewer rows held out, nothing is calibrated."""
 
 _NUMBERS = 1 << 21
-"""Logits that are made at once."""
+"""The most logits in memory at once."""
 _DIVIDED = 60
 _SAYS_MORE = 3.0
 """Log-likelihood that scores must gain over the frequencies of the classes: without signal 1 in 70 does."""

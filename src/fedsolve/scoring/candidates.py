@@ -26,10 +26,10 @@ from fedsolve.federation.method import Method
 from fedsolve.federation.recipe import Tried
 
 FEW = 40
-"""Rows below which nothing is tried: too few are left to tell candidates apart."""
+"""With fewer rows nothing is tried: too few are left to tell candidates apart."""
 
 ONE_FOLD = 4_000
-"""Rows from which on one fold is held out; below, each in turn."""
+"""From so many rows on, one fold is held out; below that, each in turn."""
 
 LEAST_TRIAL, MOST_TRIAL, TRIAL_RATIO = 2_000, 12_000, 24
 """Rows that a trial takes where there are more: so many for each feature, within these bounds."""

@@ -1,4 +1,4 @@
-"""What makes a model doubtful, in words to show after a result."""
+"""Reasons to doubt a model, in words to show after a result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedsolve.tables.proposal import numbers_the_rows
 from fedsolve.tables.table_file import Table
 
 GAP = 0.2
-"""By how much accuracy on training rows may exceed that on others before it is remarked upon."""
+"""Warn when accuracy on training rows exceeds accuracy on other rows by this much."""
 
 MISCALIBRATED = 0.1
-"""Mean difference of probabilities and shares (ECE) from which on it is remarked upon."""
+"""Warn from this expected calibration error (ECE) on."""
 
 _UNLEARNT = "The model has not learnt what it should; check columns, scales and parameters."
 
@@ -27,7 +27,7 @@ def caveats(model: Model) -> list[str]:
 
 
 def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float | None = None) -> list[str]:
-    """Where always giving the most frequent label would be right more often.
+    """A warning if always answering the most frequent label would be right more often.
 
     balanced: the balanced accuracy, where it is known: a model that weighs classes is to be judged by that.
     """
@@ -46,13 +46,13 @@ def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float |
 
 
 def mean_doubt(r2: float, where: str = "these rows") -> list[str]:
-    """Where always giving the mean would be nearer to the truth."""
+    """A warning if always answering the mean would be more accurate."""
     told = f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). {_UNLEARNT}"
     return [told] if r2 < 0 else []
 
 
 def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
-    """Where classes that count alike are answered no better than by drawing lots."""
+    """A warning if the model is no better than guessing, where classes count alike."""
     count = len(np.unique(labels))
     if accuracy > 1 / count:
         return []
@@ -63,7 +63,7 @@ def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
 
 
 def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = percent) -> list[str]:
-    """Where the model knows its training rows by heart."""
+    """A warning if the model has learnt its training rows by heart."""
     if train - test < GAP:
         return []
     return [
@@ -120,7 +120,7 @@ def held_out_accuracy(model: Model, balanced: bool) -> float | None:
 def doubts_about(
     model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool, balanced: bool
 ) -> list[str]:
-    """What nobody should miss about this model.
+    """The warnings about this model.
 
     plain: whether no schema describes the rows. balanced: whether classes count alike, so that their shares
     are no measure.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KIND = "spread"
 FEWEST = 10
-"""Rows below which nothing is told of a group or a bin."""
+"""Nothing is said of a group or a bin with fewer rows."""
 LEAST_ROWS = 40
 """With fewer rows held out there are no intervals."""
 EXCHANGES = 2
