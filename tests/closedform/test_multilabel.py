@@ -201,7 +201,7 @@ def test_the_command_trains_evaluates_and_predicts(tables, tmp_path):
     for chosen, method, said in (
         (labels, "softmax", "'softmax' learns one label a row"),
         ("effusion,x1", "afl", "label 'x1' is "),
-        ("effusion,sex", "afl", "label 'sex' is 'm' in a row"),
+        ("effusion,sex", "afl", "label 'sex' is 'm' in row"),
     ):
         result = fedsolve("train", train, "--labels", chosen, "--method", method)
         assert result.exit_code == 2

@@ -126,9 +126,7 @@ def test_a_column_of_the_schema_says_how_much_a_row_counts(csv, tmp_path):
     bare.write_text("\n".join(line.rpartition(",")[0] for line in data.read_text().splitlines()))
     assert fedsolve("evaluate", out, bare).exit_code == 0, "weights are for training"
     refused(fedsolve("train", bare, "--schema", schema), 2, "column 'times' is missing")
-    refused(
-        fedsolve("train", csv("w.csv", -TWICE), "--schema", schema), 2, "'times' of weights", "at least 0"
-    )
+    refused(fedsolve("train", csv("w.csv", -TWICE), "--schema", schema), 2, "column 'times'", "at least 0")
 
 
 def test_the_command_balances_classes(csv, tmp_path):

@@ -21,7 +21,7 @@ from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.image_rows import known_backbone
-from fedsolve.data.row_reader import read_site
+from fedsolve.data.row_reader import dialect_only, read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
 from fedsolve.tables.schema_file import read_schema
@@ -96,7 +96,7 @@ def look_at_data(
         if known is not None and known.extractor is not None:
             known_backbone(known.extractor)
         elif known is not None:
-            described = read_site(source, known, layout or ColumnLayout())
+            described = read_site(source, known, dialect_only(layout or ColumnLayout()))
             return f"{source}: {len(described):,} rows, as {schema} describes them"
         if not is_address(source):
             table = read_table(source, layout=layout, part="train" if parts(source) else None)

@@ -18,7 +18,7 @@ from fedsolve.cli.options import option, required
 from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import named_classes
 from fedsolve.data.image_rows import DEFAULT_BACKBONE, portable
-from fedsolve.data.row_reader import read_site
+from fedsolve.data.row_reader import dialect_only
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes
@@ -156,18 +156,17 @@ def site_rows(
 
     schema: the one that the sites agreed on, which names the label too.
     """
-    layout = options.layout() if schema is None else ColumnLayout(**vars(options.dialect()))
-    if schema is None and options.schema is not None:
-        schema = read_schema(options.schema)
-    parts: tuple[TrainOrTest, ...] = ()
     reader = options.reader(output)
-    if schema is not None and schema.extractor is None:
-        table, columns = reader.encoded(lambda known: read_site(options.data, known, layout), schema), None
-    elif schema is not None:
+    if schema is not None:
+        reader.layout = ColumnLayout(**vars(options.dialect()))
+    elif options.schema is not None:
+        schema, reader.layout = read_schema(options.schema), dialect_only(reader.layout)
+    parts: tuple[TrainOrTest, ...] = ()
+    if schema is None or schema.extractor is not None:
+        parts = reader.parts(options.data)
+    if schema is not None:
         table, columns = reader.described(options.data, schema, owned=False), None
-        parts = reader.parts(options.data)
     else:
-        parts = reader.parts(options.data)
         table = reader.rows(options.data, "train" if parts else None)
         columns = _shown(table.schema)
     _introduce(output, name, table, "test" in parts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -187,21 +187,13 @@ class RowReader:
 
     def described(self, data: str, schema: Schema, owned: bool) -> Table:
         """The rows of a file that a schema describes, to train with; missing values as NaN."""
-        if schema.extractor is not None:
-            if not is_address(data):
-                raise DataError(f"{data}: this schema is of images; name a dataset, such as folder:PATH.")
-            found = self.rows(data, "train", classes=schema.class_array, schema=schema)
-            return dataclasses.replace(found, schema=schema)
-        if is_address(data) or Path(data).suffix.lower() == ".npz":
-            raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
-        return self.encoded(
-            lambda known: read_table(data, known, self.layout, owned=owned, weighted=True), schema
-        )
-
-    def encoded(self, read: Callable[[Schema], Table], schema: Schema) -> Table:
-        """What `read` gives of a table by this schema, text through the backbone that is named here."""
-        with text_work(self.told.bar, self.store):
-            return read(schema.moved(self.backbone))
+        if schema.extractor is None:
+            with text_work(self.told.bar, self.store):
+                return read_site(data, schema.moved(self.backbone), self.layout, owned)
+        if not is_address(data):
+            raise DataError(f"{data}: this schema is of images; name a dataset, such as folder:PATH.")
+        found = self.rows(data, "train", classes=schema.class_array, schema=schema)
+        return replace(found, schema=schema)
 
     def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
         """The rows of several files, each the client of its name; columns are found by name in all of them.
@@ -220,14 +212,11 @@ class RowReader:
             elif not tables:
                 tables.append(self.rows(file, "train"))
             else:
-                first = tables[0]
-                # The schema of the first says what --label and --drop said.
-                layout = self.layout
-                if first.schema is not None:
-                    layout = dataclasses.replace(layout, label=None, labels=None, drop=())
-                reader = self._with(layout)
+                first, reader = tables[0], self
+                if first.schema is not None:  # it says what --label and --drop said
+                    reader = self._with(replace(self.layout, label=None, labels=None, drop=()))
                 tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
-        labels = [table.labels for table in tables if table.labels is not None]
+        labels = [np.asarray(table.labels) for table in tables]
         if len({part.dtype.kind in "US" for part in labels}) > 1:
             told = ", ".join(f"{file} {part[0].item()!r}" for file, part in zip(files, labels, strict=True))
             raise DataError(
@@ -249,7 +238,8 @@ class RowReader:
         schema = self._for_file(data, names, schema)
         kept = [] if keep is None else [name for name in schema.identifiers if name in names]
         kept += [name for name in keep or () if name not in kept]
-        rows = self.encoded(lambda known: read_table(data, known, self.layout, keep=kept, **wanted), schema)
+        with text_work(self.told.bar, self.store):
+            rows = read_table(data, schema.moved(self.backbone), self.layout, keep=kept, **wanted)
         told = {*schema.label_columns, schema.client, schema.weight, *kept}
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
@@ -258,7 +248,7 @@ class RowReader:
                 f"{data}: the model was trained without {', '.join(map(repr, strange))}, which "
                 f"{'are' if len(strange) > 1 else 'is'} ignored."
             )
-        return dataclasses.replace(rows, schema=None)
+        return replace(rows, schema=None)
 
     def _with(self, layout: ColumnLayout) -> RowReader:
         return RowReader(layout, self.backbone, self.root, self._extract, self.told, self.store)
@@ -311,10 +301,10 @@ class RowReader:
                     raise DataError(f"the model uses column '{label}'; it cannot be the label (--label).")
         columns = [column for column in schema.columns if column.name != label]
         columns += [Column(name, "unused") for name in dropped if name != label]
-        return dataclasses.replace(schema, columns=tuple(columns), label=label)
+        return replace(schema, columns=tuple(columns), label=label)
 
     def _check_no_layout(self, data: str) -> None:
-        if dataclasses.replace(self.layout, client=None) != ColumnLayout():
+        if replace(self.layout, client=None) != ColumnLayout():
             raise DataError(
                 f"{data}: --label, --drop, --delimiter, --no-header, --decimal and the like do not apply to "
                 "an address; write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
@@ -364,22 +354,30 @@ def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", 
     return rows
 
 
-def read_site(data: str, schema: Schema, layout: ColumnLayout) -> Table:
-    """The labelled rows of a site's file. Errors name all columns that do not fit, with their lines."""
+def read_site(data: str, schema: Schema, layout: ColumnLayout, owned: bool = False) -> Table:
+    """The labelled rows of a file that a schema describes. Errors name all that does not fit, with lines.
+
+    owned: whether the schema's column of owners is wanted, too.
+    """
     if schema.extractor is not None:
         raise DataError(f"{data} is a table, and the schema is of images. Name a dataset: folder:PATH.")
-    if dataclasses.replace(layout, **dataclasses.asdict(Dialect())) != ColumnLayout():
+    if is_address(data) or data.lower().endswith(".npz"):
+        raise DataError(f"{data}: a schema describes a csv or parquet file; give its path.")
+    try:
+        return read_table(data, schema, layout, owned=owned, weighted=True)
+    except DataError as problem:
+        faults = _site_faults(data, schema, layout)
+        raise (DataError(f"{data}: {' '.join(faults)}") if len(faults) > 1 else problem) from problem
+
+
+def dialect_only(layout: ColumnLayout) -> ColumnLayout:
+    """The same layout; refused where it says which columns there are, for that is in a schema."""
+    if replace(layout, **asdict(Dialect())) != ColumnLayout():
         raise DataError(
             "--label, --drop and --*-key do not go with --schema: it names the label column, and columns "
             'that are not to be used have kind = "unused" in it.'
         )
-    if is_address(data):
-        raise DataError(f"{data}: a schema describes a csv or parquet file; give its path.")
-    try:
-        return read_table(data, schema, layout, weighted=True)
-    except DataError as problem:
-        faults = _site_faults(data, schema, layout)
-        raise (DataError(f"{data}: {' '.join(faults)}") if len(faults) > 1 else problem) from problem
+    return layout
 
 
 def _site_faults(data: str, schema: Schema, dialect: Dialect) -> list[str]:

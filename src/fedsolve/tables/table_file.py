@@ -21,11 +21,11 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_arrays
 from fedsolve.errors import DataError, damaged, did_you_mean, naming
-from fedsolve.labels import label_matrix, labels_like, plain_labels, spelled_labels
+from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
 from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
 from fedsolve.tables.npz import PARTS, TrainOrTest, open_npz, read_npz
-from fedsolve.tables.schema import NUMBER, Column, Schema
+from fedsolve.tables.schema import Column, Schema
 
 LABEL_NAMES = ("label", "target", "class", "y")
 
@@ -219,24 +219,6 @@ class TableFile:
         except ArrowException as problem:
             raise damaged(self.path, "a parquet file", problem) from problem
 
-    def cells(
-        self, wanted: Mapping[str, Column | None], places: Mapping[str, int], kept: Sequence[str] = ()
-    ) -> Any:
-        """A pyarrow Table of these columns: numbers of a csv as such, all else of it as text.
-
-        wanted: what is known of each; None where a cell must only be there. places: where they stand.
-        kept: those that are wanted as the file spells them.
-        """
-        if self.is_csv:
-            return self.texts(wanted, places, kept, typed=True)
-        from pyarrow import ArrowException, Table
-
-        try:
-            table = self._parquet.read(columns=list(wanted))
-        except (ArrowException, OSError) as problem:
-            raise damaged(self.path, "a parquet file", problem) from problem
-        return Table.from_arrays([table.column(name) for name in wanted], list(wanted))
-
     def faults(self) -> Faults:
         """Takes the faults of this csv file, named by their lines; those of another length are in it."""
         width, lines, uneven = len(self.names), [], []
@@ -256,29 +238,37 @@ class TableFile:
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise DataError(f"more than one column is called {', '.join(map(repr, twice))}; rename them.")
-        if self.is_csv:
-            places = {name: place for place, name in enumerate(self.names)}
-            try:
-                return self.texts(places, places, self.names, typed=True, rows=rows)
-            except Unreadable as problem:
-                self.faults().check()
-                raise damaged(self.path, "a csv file", problem) from problem
-        return self.cells(dict.fromkeys(self.names), {}).slice(0, rows)
+        places = {name: place for place, name in enumerate(self.names)}
+        try:
+            return self.cells(places, places, self.names, rows=rows)
+        except Unreadable as problem:
+            self.faults().check()
+            raise damaged(self.path, "a csv file", problem) from problem
 
-    def texts(
+    def cells(
         self,
         wanted: Mapping[str, Any],
         places: Mapping[str, int],
         kept: Iterable[str] = (),
         *,
-        typed: bool = False,
+        typed: bool = True,
         rows: int | None = None,
     ) -> Any:
-        """The cells of these columns of a csv file, as text; those of `kept` columns as the file spells them.
+        """A pyarrow Table of these columns: numbers of a csv as such, all else of it as text.
 
-        typed: numbers as such, and every line must have as many cells as the first; other lines are left out
-        otherwise. rows: how many at most.
+        wanted: by name, the `Column` of those of which it is known. places: where they stand. kept: those
+        that are wanted as the file spells them. rows: how many at most. typed: else numbers are text too, and
+        lines of a csv with more or fewer cells than the first are left out instead of refused.
         """
+        if not self.is_csv:
+            from pyarrow import ArrowException, Table
+
+            try:
+                table = self._parquet.read(columns=list(wanted))
+            except (ArrowException, OSError) as problem:
+                raise damaged(self.path, "a parquet file", problem) from problem
+            columns = [table.column(name) for name in wanted]
+            return Table.from_arrays(columns, list(wanted)).slice(0, rows)
         import pyarrow as arrow
         from pyarrow import csv as arrow_csv
 
@@ -296,7 +286,7 @@ class TableFile:
         place = str(source.path) if source.path is not None else arrow.BufferReader(source.content)
         options = (
             arrow_csv.ReadOptions(
-                column_names=[str(number) for number in range(len(self.names))],
+                column_names=[str(place) for place in range(len(self.names))],
                 skip_rows=int(dialect.header),
                 encoding=dialect.encoding,
                 block_size=_BLOCK,
@@ -386,35 +376,44 @@ def _file_table(
                 raise DataError(f'the schema names no {what} column. Add {what} = "NAME" to it.')
         schema.check_columns(file.names, labelled, extra, roles["weight"] and schema.weight is not None)
         places = {name: place for place, name in enumerate(file.names)}
-    filled = {what: getattr(schema, what) for what, wanted in roles.items() if wanted}
-    filled = {what: name for what, name in filled.items() if name is not None}
+    filled = {what: name for what, asked in roles.items() if asked and (name := getattr(schema, what))}
     several = schema.labels if labelled else ()
-    filled |= {f"labels.{name}": name for name in several}
     absent = [name for name in (filled.get("client"), *keep) if name and name not in file.names]
     if absent:
         raise DataError(f"no column is called {', '.join(map(repr, absent))}.")
+    # Weights and the numbers of a regression are read as columns of numbers are.
+    numbers = ("weight", "label") if schema.task == "regression" else ("weight",)
+    amounts = {what: Column(filled.pop(what), missing="refuse") for what in numbers if what in filled}
     wanted: dict[str, Column | None] = {
-        **dict.fromkeys(filled.values()),
+        **dict.fromkeys([*filled.values(), *several]),
         **{name: Column(name, "text") for name in keep},
-        **{column.name: column for column in schema.used},
+        **{column.name: column for column in (*schema.used, *amounts.values())},
     }
-    named = layout.header and labelled and width is None
-    known = schema if described or named else None
+    known = schema if described or (layout.header and labelled and width is None) else None
 
     def rows(cells: Any, faults: Faults) -> Table:
         features = encode(schema, cells, extra="ignore", faults=faults)
         found = {what: _filled(cells, name, described, faults) for what, name in filled.items()}
+        flags = {name: _filled(cells, name, described, faults) for name in several}
+        for what, column in amounts.items():
+            found[what] = encode(Schema((column,)), cells, extra="ignore", faults=faults)[:, 0]
         kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
-        faults.check()
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
-        if several:
-            columns = [_as_number(found[f"labels.{name}"], name) for name in several]
-            labels = label_matrix(np.column_stack(columns), several)
-        elif labels is not None:
-            labels = _labels(file, schema, described, labels)
         if weights is not None:
-            what = f"column '{schema.weight}' of weights"
-            weights = _numbers(file, weights, what, " of at least 0", 0.0)
+            too_small = "{}: {:g} is too small; a weight is at least 0"
+            faults.add(
+                str(schema.weight),
+                np.flatnonzero(weights < 0).tolist(),
+                lambda row: too_small.format(faults.where(row), weights[row]),
+            )
+        faults.check()
+        if several:
+            labels = np.column_stack([_flags(flags[name], name) for name in several])
+        elif labels is not None and labels.dtype.kind not in "iufb":
+            if schema.class_array is not None:
+                labels = labels_like(labels, schema.class_array)
+            elif described or file.is_csv:
+                labels = spelled_labels(labels)
         owners = None if owners is None else owners.astype(str)
         return Table(features, labels, owners, str(file.path), known, weights, kept)
 
@@ -425,7 +424,7 @@ def _file_table(
             raise
         faults = file.faults()
         try:
-            return rows(file.texts(wanted, places, keep), faults)
+            return rows(file.cells(wanted, places, keep, typed=False), faults)
         except Unreadable:
             raise damaged(file.path, "a csv file", problem) from problem
         except DataError as explained:
@@ -445,37 +444,17 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     return texts
 
 
-def _as_number(values: Array, name: str) -> Array:
-    """The cells of one of several labels as numbers; true and false are 1 and 0."""
-    found = values if values.dtype.kind in "iufb" else spelled_labels(np.char.capitalize(values.astype(str)))
-    if found.dtype.kind == "U":
-        wrong = next(
-            text for text in values.tolist() if spelled_labels([text.capitalize()]).dtype.kind == "U"
-        )
-        raise DataError(f"label '{name}' is {wrong!r} in a row; each of several labels is 0 or 1.")
-    return found.astype(np.float64)
-
-
-def _labels(file: TableFile, schema: Schema, described: bool, labels: Array) -> Array:
-    if labels.dtype.kind in "iufb":
-        return labels
-    if schema.class_array is not None:
-        return labels_like(labels, schema.class_array)
-    if schema.task == "regression":
-        return _numbers(file, labels, f"label column '{schema.label}'")
-    return spelled_labels(labels) if described or file.is_csv else labels
-
-
-def _numbers(file: TableFile, texts: Array, what: str, which: str = "", least: float = -np.inf) -> Array:
-    """Cells as numbers; those that are none, or too small, are named."""
-    plain = [file.dialect.plain(text) for text in texts.tolist()]
-    wrong = [row for row, text in enumerate(plain) if not NUMBER.fullmatch(text) or float(text) < least]
-    if wrong:
-        raise DataError(
-            f"{what}: {texts[wrong[0]]!r} in row {wrong[0]} is no number{which}"
-            f"{f' ({len(wrong)} such cells)' if len(wrong) > 1 else ''}. Correct them."
-        )
-    return np.array([float(text) for text in plain])
+def _flags(values: Array, name: str) -> Array:
+    """The cells of one of several labels as 0.0 and 1.0; true and false are such, too."""
+    words = {"True": 1.0, "False": 0.0}
+    texts = values.astype(str).tolist()
+    found = [words.get(text.capitalize(), number(text)) for text in texts]
+    for row, flag in enumerate(found):
+        if flag not in (0, 1):
+            raise DataError(
+                f"label '{name}' is {texts[row]!r} in row {row}; each of several labels is 0 or 1."
+            )
+    return np.array(found)
 
 
 def _as_it_is(values: Array) -> Array:
