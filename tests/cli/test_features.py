@@ -141,8 +141,8 @@ def test_partial_features_can_be_removed_together(images, store):
 
 
 def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
-    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 rows/s, 78 s left"
-    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 rows/s"
+    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0)) == "50 rows/s, 78 s left"
+    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0)) == "0 rows/s"
 
     class Terminal(io.StringIO):
         def isatty(self):

@@ -15,6 +15,7 @@ from fedsolve import container
 from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.options import Options, command, option, rare, required
 from fedsolve.cli.output import Interrupted, Output, facts, table
+from fedsolve.data.address import Address
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
@@ -144,9 +145,9 @@ def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
             raise DataError(f"--out writes an npz file; name it so, not {wanted.out}.")
     address, backbone = wanted.address, wanted.backbone
     if wanted.text_column is not None:
-        address += f"{'&' if '?' in address else '?'}text={wanted.text_column}"
+        address = Address.parse(address).adding(text=wanted.text_column)
     if wanted.device is not None:
-        backbone += f"{'&' if '?' in backbone else '?'}device={wanted.device}"
+        backbone = Address.parse(backbone).adding(device=wanted.device)
     dataset = load_dataset(address, wanted.root)
     if not dataset.is_images:
         raise DataError(
@@ -228,7 +229,7 @@ def verify(options: KeyOptions, output: Output) -> None:
         for number, key in enumerate(chosen):
             bar(number, len(chosen), key[:12])
             try:
-                held.verify(key)
+                held.get(key)
             except FedsolveError as problem:
                 problems[key] = str(problem)
     if problems:

@@ -126,7 +126,9 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     rows = list(
         new_rows(sources, reading.reader(output), model.schema, model.features, options.part, options.keep)
     )
-    strange = [line for part in rows for line in far_outside(model.schema, model.column_moments, part)]
+    strange = []
+    for part in rows:
+        strange += far_outside(model.schema, model.column_moments, part.features, part.source)
     if strange and options.strict:
         raise DataError(" ".join(strange))
     features = [part.features for part in rows]
@@ -254,7 +256,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
             found.accuracy, data.labels, "these rows", found.balanced_accuracy
         )
     groups = None if options.by is None else by_column(model, data, options.by)
-    doubts = far_outside(model.schema, model.column_moments, data) + doubts
+    doubts = far_outside(model.schema, model.column_moments, data.features, data.source) + doubts
     document = named | {"layers": depth.get("layers")} | found.as_dict() | more
     if model.labels:
         document["thresholds"] = {name: asdict(one) for name, one in limits.items()} or None

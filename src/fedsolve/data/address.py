@@ -47,6 +47,11 @@ class Address:
                 takes = f"It takes {', '.join(names) or 'none'}."
                 raise DataError(f"{self.text}: unknown option '{name}'.{did_you_mean(name, names)} {takes}")
 
+    def adding(self, **changed: str) -> str:
+        """The address with these options, too; those of the same names are replaced."""
+        place = f"{self.scheme}:{self.rest}" if self.rest else self.scheme
+        return f"{place}?{'&'.join(f'{name}={value}' for name, value in (self.options | changed).items())}"
+
     def word(self, name: str, choices: Sequence[str] = ()) -> str | None:
         """An option, one of `choices` where there are any; None when it is not given."""
         value = self.options.get(name)

@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 RECORD = "progress.json"
 _STORED = "<f4"
+Tell = Callable[[str, int, bool], None]
 _RECORD_SECONDS = 1.0
 """Seconds of work that a power cut may lose. Syncing after every batch would be slower."""
 
 
 @dataclass(frozen=True)
 class ExtractionProgress:
-    """How far an extraction has come: images done of all parts, by earlier runs too, and those of this run
-    (fresh) with its seconds and its rate.
+    """How far an extraction has come: rows done of all parts, by earlier runs too, and those of this run
+    (fresh) with its seconds.
     """
 
     part: str
@@ -45,7 +46,11 @@ class ExtractionProgress:
     total: int
     fresh: int
     seconds: float
-    rate: float
+
+    @property
+    def rate(self) -> float:
+        """Rows a second in this run."""
+        return self.fresh / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def remaining(self) -> float | None:
@@ -95,33 +100,23 @@ def extract(
     record = ExtractionRecord.load(folder) or ExtractionRecord(batch, None, {})
     record.done = {part: record.done.get(part, 0) for part in parts}
     record.about = about
-    clock = _Clock(sum(len(images) for images in parts.values()), progress)
+    total, done, fresh = sum(map(len, parts.values())), 0, 0
+    started = time.perf_counter()
+
+    def tell(part: str, rows: int, computed: bool) -> None:
+        nonlocal done, fresh
+        done += rows
+        fresh += rows if computed else 0
+        if progress is not None:
+            progress(ExtractionProgress(part, done, total, fresh, time.perf_counter() - started))
+
     for part, images in parts.items():
-        _extract_part(folder / f"x_{part}.npy", part, images, backbone, record, clock)
+        _extract_part(folder / f"x_{part}.npy", part, images, backbone, record, tell)
     return record
 
 
-class _Clock:
-    """Counts images and measures how fast they come."""
-
-    def __init__(self, total: int, progress: Callable[[ExtractionProgress], None] | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._started = time.perf_counter()
-        self._done = 0
-        self._fresh = 0
-
-    def tell(self, part: str, images: int, fresh: bool) -> None:
-        self._done += images
-        self._fresh += images if fresh else 0
-        if self._progress is not None:
-            seconds = time.perf_counter() - self._started
-            rate = self._fresh / seconds if seconds > 0 else 0.0
-            self._progress(ExtractionProgress(part, self._done, self._total, self._fresh, seconds, rate))
-
-
 def _extract_part(
-    path: Path, part: str, images: Images, backbone: Backbone, record: ExtractionRecord, clock: _Clock
+    path: Path, part: str, images: Images, backbone: Backbone, record: ExtractionRecord, tell: Tell
 ) -> None:
     total = len(images)
     rows = None
@@ -134,7 +129,7 @@ def _extract_part(
     done = 0 if rows is None else record.done[part]
     # Batches begin at multiples of the batch size, so a record in between is not one of ours.
     done = total if done == total else min(done, total) // record.batch * record.batch
-    clock.tell(part, done, fresh=False)
+    tell(part, done, False)
     safe = time.monotonic()
     try:
         with closing(_read_ahead(images, done, record.batch)) as batches:
@@ -148,7 +143,7 @@ def _extract_part(
                 if time.monotonic() - safe > _RECORD_SECONDS:
                     _make_safe(path, rows, record, part, done)
                     safe = time.monotonic()
-                clock.tell(part, len(features), fresh=True)
+                tell(part, len(features), True)
     finally:
         # Also when interrupted: all batches written so far count.
         if rows is not None:
@@ -178,15 +173,14 @@ def features_of(
     backbone: Backbone, images: Images, span: slice, pictures: list[Array], width: int | None
 ) -> Array:
     """Checked features of a batch."""
-    where = f"rows {span.start} to {span.stop - 1}, beginning with {images.name(span.start)}"
-    with naming(where):
+    with naming(f"rows {span.start} to {span.stop - 1}, beginning with {images.name(span.start)}"):
         features: Array = np.asarray(backbone.extract(pictures))
-    expected = (len(pictures), features.shape[1] if width is None and features.ndim == 2 else width)
-    if features.shape != expected or 0 in features.shape:
-        raise DataError(
-            f"{where}: backbone {backbone.name} gave features of shape {features.shape}; expected "
-            f"({expected[0]}, {expected[1] or 'width'})."
-        )
+        expected = (len(pictures), features.shape[1] if width is None and features.ndim == 2 else width)
+        if features.shape != expected or 0 in features.shape:
+            raise DataError(
+                f"backbone {backbone.name} gave features of shape {features.shape}; expected "
+                f"({expected[0]}, {expected[1] or 'width'})."
+            )
     with np.errstate(over="ignore"):
         features = np.ascontiguousarray(features, dtype=_STORED)
     if not np.isfinite(features).all():

@@ -67,28 +67,29 @@ class Features:
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Features:
         """A dataset's own features, without a backbone."""
-        arrays: list[Array | None] = []
-        for split in (dataset.train, dataset.test):
-            if split is None:
-                arrays += [None, None]
-                continue
-            own = split.inputs if isinstance(split.inputs, np.ndarray) else split.features
-            if own is None:
+        own: dict[str, Array] = {}
+        for part, split in dataset.parts().items():
+            rows = split.inputs if isinstance(split.inputs, np.ndarray) else split.features
+            if rows is None:
                 raise DataError(
                     f"{dataset.name} holds {dataset.reads}, which need a backbone to become features. Name "
                     "one: --backbone efficientnet-lite0, or pixels; st:NAME for text."
                 )
-            arrays += [own, split.labels]
-        x_train, y_train, x_test, y_test = arrays
-        assert x_train is not None
-        assert y_train is not None
+            own[part] = rows
         identity = {"format": version.STORE, "data": dataset.identity, "backbone": None}
-        manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
+        manifest = _about(dataset, None) | {"identity": identity, "width": int(own["train"].shape[1])}
         if dataset.is_images:
             manifest["own_features"] = f"those of {dataset.name.partition('?')[0]}"
-        names, classes = dataset.class_names, dataset.classes
-        stored = json.loads(json.dumps(manifest))  # as it comes back from a file
-        return cls(_key(identity), x_train, y_train, x_test, y_test, names, classes, stored)
+        return cls(
+            _key(identity),
+            own["train"],
+            dataset.train.labels,
+            own.get("test"),
+            None if dataset.test is None else dataset.test.labels,
+            dataset.class_names,
+            dataset.classes,
+            json.loads(json.dumps(manifest)),  # as it comes back from a file
+        )
 
     @property
     def extractor(self) -> Extractor | None:
@@ -109,23 +110,20 @@ class Features:
 
         directions: that many principal directions of the training rows, the largest first; None: all columns.
         """
-        train, test = (
-            None if rows is None else np.asarray(rows, np.float64) for rows in (self.x_train, self.x_test)
-        )
-        assert train is not None
+        found = {"x_train": np.asarray(self.x_train, np.float64), "y_train": self.y_train}
+        if self.x_test is not None and self.y_test is not None:
+            found |= {"x_test": np.asarray(self.x_test, np.float64), "y_test": self.y_test}
+        tables = [name for name in found if name.startswith("x_")]
         if directions is not None:
-            width = train.shape[1]
+            width = self.x_train.shape[1]
             if not 1 <= directions <= width:
                 raise DataError(f"directions must be a whole number in [1, {width}]; got {directions}.")
-            turned = np.linalg.eigh(np.cov(train.T))[1][:, ::-1][:, :directions]
-            train, test = train @ turned, None if test is None else test @ turned
-        offset, spread = train.min(axis=0), np.ptp(train, axis=0)
+            turned = np.linalg.eigh(np.cov(found["x_train"].T))[1][:, ::-1][:, :directions]
+            found |= {name: found[name] @ turned for name in tables}
+        offset, spread = found["x_train"].min(axis=0), np.ptp(found["x_train"], axis=0)
         scale = np.where(spread > 0, spread, 1.0) / 255
-        arrays = {"x_train": train, "y_train": self.y_train, "x_test": test, "y_test": self.y_test}
-        found = {name: rows for name, rows in arrays.items() if rows is not None}
-        for name in ("x_train", "x_test"):
-            if name in found:
-                found[name] = np.rint((found[name] - offset) / scale).clip(0, 255).astype(np.uint8)
+        for name in tables:
+            found[name] = np.rint((found[name] - offset) / scale).clip(0, 255).astype(np.uint8)
         return found | {"offset": offset, "scale": scale, "classes": np.array(self.class_names)}
 
 
@@ -213,10 +211,8 @@ class FeatureStore:
             for path in folder.glob("*.npy"):
                 path.chmod(0o600)
             if dataset.reads == "text" and hasattr(backbone, "cut"):
-                spans = [(rows, at) for rows in images.values() for at in range(0, len(rows), 1024)]
-                about["cut"] = sum(
-                    int(backbone.cut(rows.read(slice(at, at + 1024))).sum()) for rows, at in spans
-                )
+                whole = [rows.read(slice(None)) for rows in images.values()]
+                about["cut"] = sum(int(backbone.cut(texts).sum()) for texts in whole)
             manifest = about | {
                 "format": version.STORE,
                 "key": key,
@@ -272,9 +268,8 @@ class FeatureStore:
 
     def entries(self) -> list[StoredFeatures]:
         """Everything in the store, complete or not, sorted by name."""
-        if not self.folder.is_dir():
-            return []
-        entries = [self._entry(path) for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
+        there = self.folder.iterdir() if self.folder.is_dir() else ()
+        entries = [self._entry(path) for path in there if _KEY.fullmatch(path.name)]
         return sorted(entries, key=lambda entry: (entry.dataset, entry.backbone, entry.key))
 
     def resolve(self, key: str) -> str:
@@ -286,14 +281,6 @@ class FeatureStore:
             seen = f"{len(keys)} keys begin with" if keys else "no features have a key that begins with"
             raise DataError(f"{seen} '{key}' in {self.folder}; see 'fedsolve features list'.")
         return keys[0]
-
-    def verify(self, key: str) -> StoredFeatures:
-        """Read every byte and compare with the manifest; a `ModelFileError` names the file that differs."""
-        key = self.resolve(key)
-        folder = self.folder / key
-        for name, facts in _manifest(folder)["arrays"].items():
-            _open(folder / f"{name}.npy", facts)
-        return self._entry(folder)
 
     def remove(self, key: str) -> StoredFeatures:
         """Delete features, complete or not."""
@@ -314,27 +301,19 @@ class FeatureStore:
 
     def _entry(self, folder: Path) -> StoredFeatures:
         size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+        state: Literal["complete", "partial"] = "complete" if (folder / MANIFEST).exists() else "partial"
         try:
-            if (folder / MANIFEST).exists():
+            if state == "complete":
                 about = _manifest(folder)
-                done, state = sum(about["rows"].values()), "complete"
+                done, width, created = sum(about["rows"].values()), about["width"], about["created"]
             else:
                 record = ExtractionRecord.load(folder)
                 if record is None:
-                    return StoredFeatures(folder.name, "partial", nbytes=size)
-                about = record.about | {"width": record.width, "created": None}
-                done, state = sum(record.done.values()), "partial"
-            return StoredFeatures(
-                key=folder.name,
-                state=state,  # type: ignore[arg-type]
-                dataset=about["dataset"],
-                backbone=about["backbone"],
-                rows=about["rows"],
-                done=done,
-                width=about["width"],
-                nbytes=size,
-                created=about["created"],
-            )
+                    return StoredFeatures(folder.name, state, nbytes=size)
+                about, done = record.about, sum(record.done.values())
+                width, created = record.width, None
+            known = (about["dataset"], about["backbone"], about["rows"])
+            return StoredFeatures(folder.name, state, *known, done, width, size, created)
         except (ModelFileError, KeyError, TypeError):
             return StoredFeatures(folder.name, "damaged", nbytes=size)
 
@@ -366,7 +345,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ModelFileError(
             f"{folder}: extraction has not finished. Run the same 'fedsolve features build' again to go on."
         )
-    try:
+    with container.undamaged(path, _rebuild(folder)):
         manifest = container.from_sealed_json(
             container.read(path), what=str(path), error=ModelFileError, remedy=_rebuild(folder)
         )
@@ -378,10 +357,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
         for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
             manifest[name]
         labels_from_note(manifest["classes"])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise ModelFileError(
-            f"{path}: damaged or not a manifest ({problem}). {_rebuild(folder)}"
-        ) from problem
     return manifest
 
 

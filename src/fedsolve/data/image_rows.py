@@ -7,20 +7,14 @@ Features by anything else are refused by name.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from fedsolve.arrays import Array
 from fedsolve.data.backbones import Backbone, load_backbone
-from fedsolve.data.extraction import features_of
-from fedsolve.data.images import SUFFIXES, FileImages, list_images
+from fedsolve.data.images import SUFFIXES
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.tables.schema import Extractor
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
-_BATCH = 64
 
 
 def known_backbone(wanted: Extractor, named: str | None = None) -> tuple[str, Backbone]:
@@ -74,35 +68,3 @@ def portable(address: str) -> str:
 def is_images(path: str) -> bool:
     """Whether a path names an image file, or a folder, in which images are looked for."""
     return path.lower().endswith(SUFFIXES) or os.path.isdir(path)
-
-
-def image_files(paths: Sequence[str]) -> FileImages:
-    """The images that paths name: files, and everything in a folder.
-
-    Images of a single folder are named as they are called in it; others as their paths are.
-    """
-    names: list[str] = []
-    for path in paths:
-        found = [path]
-        if os.path.isdir(path):
-            found = list_images(path)
-            if not found:
-                raise DataError(f"{path}: no images in this folder (looked for {', '.join(SUFFIXES)}).")
-            if len(paths) == 1:
-                return FileImages(found, path)
-            found = [os.path.join(path, name) for name in found]
-        names += found
-    return FileImages(names, "")
-
-
-def image_features(
-    images: FileImages, backbone: Backbone, advance: Callable[[int, int], None] = lambda done, total: None
-) -> Array:
-    """Features (images, width) in float32, as they would be stored; `advance` is told (done, all)."""
-    blocks = []
-    for start in range(0, len(images), _BATCH):
-        stop = min(start + _BATCH, len(images))
-        span = slice(start, stop)
-        blocks.append(features_of(backbone, images, span, images.read(span), None))
-        advance(stop, len(images))
-    return np.concatenate(blocks)

@@ -1,4 +1,4 @@
-"""Images from an array or from files, decoded on demand and identified by their contents.
+"""Images from an array or from files, decoded on demand, and texts, identified by their contents.
 
 An image is (height, width, channels) uint8: three channels in the order RGB, or one for grey images.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -114,23 +112,14 @@ class FileImages:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of every file's name, size and contents; a file linked many times is read once."""
+        """Digest of every file's name, size and contents."""
         digest = hashlib.sha256(b"files\n")
-        linked: dict[tuple[int, int], bytes] = {}
         for start in range(0, len(self), _BLOCK):
             names = self.names[start : start + _BLOCK]
-            states = [_state(self._path(name)) for name in names]
-            inodes = [(state.st_dev, state.st_ino) for state, _ in states]
-            unread = {inode: name for inode, name in zip(inodes, names, strict=True) if inode not in linked}
-            contents = dict(
-                zip(unread, self._pool.map(_contents, map(self._path, unread.values())), strict=True)
-            )
-            for name, inode, (state, is_linked) in zip(names, inodes, states, strict=True):
-                contents_digest = contents[inode] if inode in contents else linked[inode]
-                if is_linked:  # others do not come again, and remembering them would take memory
-                    linked[inode] = contents_digest
+            found = self._pool.map(_contents, map(self._path, names))
+            for name, (size, contents) in zip(names, found, strict=True):
                 spelled = name.encode("utf-8", "surrogateescape")
-                digest.update(b"%d %d " % (len(spelled), state.st_size) + spelled + contents_digest)
+                digest.update(b"%d %d " % (len(spelled), size) + spelled + contents)
         return digest.hexdigest()
 
     @cached_property
@@ -142,6 +131,33 @@ class FileImages:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name)
+
+
+class Texts:
+    """Texts in the place of `Images`."""
+
+    def __init__(self, texts: Sequence[str], source: str) -> None:
+        self._texts, self._source = list(texts), source
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def name(self, row: int) -> str:
+        return f"{self._source}, text {row}"
+
+    def read(self, rows: slice | Array) -> list[str]:
+        return self._texts[rows] if isinstance(rows, slice) else [self._texts[row] for row in rows]
+
+    def take(self, rows: Array) -> Texts:
+        return Texts(self.read(rows), self._source)
+
+    @cached_property
+    def identity(self) -> str:
+        digest = hashlib.sha256(b"texts\n")
+        for text in self._texts:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(b"%d " % len(data) + data)
+        return digest.hexdigest()
 
 
 def decode(path: str | os.PathLike[str]) -> Array:
@@ -207,19 +223,7 @@ def _collect(folder: str, prefix: str, names: list[str], above: frozenset[tuple[
             names.append(prefix + name)
 
 
-def _state(path: str) -> tuple[os.stat_result, bool]:
-    """The file's state, and whether it may have other names."""
-    with _reading(path):
-        state = os.lstat(path)
-        if stat.S_ISLNK(state.st_mode):
-            return os.stat(path), True
-        return state, state.st_nlink > 1
-
-
-def _contents(path: str) -> bytes:
-    with _reading(path):
-        return bytes.fromhex(file_digest(path))
-
-
-def _reading(path: str) -> AbstractContextManager[None]:
-    return explained(f"{path}: cannot read the image file", kinds=OSError)
+def _contents(path: str) -> tuple[int, bytes]:
+    """Size and digest of a file."""
+    with explained(f"{path}: cannot read the image file", kinds=OSError):
+        return os.stat(path).st_size, bytes.fromhex(file_digest(path))

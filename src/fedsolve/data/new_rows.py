@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets.dataset_files import data_root
-from fedsolve.data.image_rows import DEFAULT_BACKBONE, image_features, image_files, is_images, known_backbone
+from fedsolve.data.extraction import features_of
+from fedsolve.data.image_rows import DEFAULT_BACKBONE, is_images, known_backbone
+from fedsolve.data.images import SUFFIXES, FileImages, list_images
 from fedsolve.data.row_reader import RowReader
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
 from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.schema import Schema
+
+_BATCH = 64
 
 _KINDS = {b"PAR1": ".parquet", b"PK\x03\x04": ".npz", b"\x1f\x8b": ".csv.gz"}
 """How packed files begin, and what they are; everything else is csv."""
@@ -107,15 +114,38 @@ def _images(paths: Sequence[str], reader: RowReader, schema: Schema | None, widt
                 f"the model does not know its backbone; {DEFAULT_BACKBONE} is used. Name the one that it was "
                 "trained with (--backbone), or train it again, and it will know."
             )
-    images = image_files(paths)
+    images, blocks = _image_files(paths), []
     with reader.told.bar(backbone.name, "image") as bar:
-        features = image_features(images, backbone, lambda done, total: bar(done, total, ""))
+        for start in range(0, len(images), _BATCH):
+            span = slice(start, min(start + _BATCH, len(images)))
+            blocks.append(features_of(backbone, images, span, images.read(span), None))
+            bar(span.stop, len(images), "")
+    features = np.concatenate(blocks)
     if features.shape[1] != width:
         raise DataError(
             f"{backbone.name} gives {features.shape[1]} features of an image, the model takes "
             f"{width}. Use the backbone that the model was trained with."
         )
     return NewRows(paths[0], features, {"file": images.names})
+
+
+def _image_files(paths: Sequence[str]) -> FileImages:
+    """The images that paths name: files, and everything in a folder.
+
+    Images of a single folder are named as they are called in it; others as their paths are.
+    """
+    names: list[str] = []
+    for path in paths:
+        found = [path]
+        if os.path.isdir(path):
+            found = list_images(path)
+            if not found:
+                raise DataError(f"{path}: no images in this folder (looked for {', '.join(SUFFIXES)}).")
+            if len(paths) == 1:
+                return FileImages(found, path)
+            found = [os.path.join(path, name) for name in found]
+        names += found
+    return FileImages(names, "")
 
 
 @contextmanager

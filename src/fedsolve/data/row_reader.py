@@ -266,14 +266,14 @@ class RowReader:
         address = Address.parse(data)
         if address.scheme not in OPTIONS:
             raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
-        return _with_options(address, {} if self.layout.client is None else {"client": self.layout.client})
+        return data if self.layout.client is None else address.adding(client=self.layout.client)
 
     def _unparted(self, data: str) -> str:
         """The address of all rows, where the test part is a share of them that was held out."""
         address = Address.parse(data)
         if not address.rest or not load_dataset(data, self.root).held_out:
             return data
-        return _with_options(address, {"test": "0"})
+        return address.adding(test="0")
 
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
@@ -336,11 +336,6 @@ class RowReader:
                 found = self._extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
             self._found[data] = found
         return self._found[data]
-
-
-def _with_options(address: Address, changed: dict[str, str]) -> str:
-    options = "&".join(f"{name}={value}" for name, value in (address.options | changed).items())
-    return f"{address.scheme}:{address.rest}?{options}"
 
 
 def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"]) -> Array:

@@ -7,7 +7,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -282,8 +281,8 @@ class RegressionModel(CoefficientTable):
         numbers = [place for place, name in enumerate(self.names) if "[" not in name and name != INTERCEPT]
         mean, deviation = self.ranges[:, numbers]
         known = Schema.of_numbers([self.names[place] for place in numbers])
-        shown = SimpleNamespace(source="new rows", features=design[:, numbers])
-        for remark in far_outside(known, Preparation(mean, deviation, centre=mean), shown):
+        moments = Preparation(mean, deviation, centre=mean)
+        for remark in far_outside(known, moments, design[:, numbers], "new rows"):
             warnings.warn(remark, ConditionWarning, stacklevel=3)
         scores = design @ np.where(self.kept, self.coefficient, 0.0) + found.offset(rows)
         if not np.isfinite(scores).all():

@@ -245,7 +245,7 @@ class _Encoder:
         if values is None:
             coded = coded_cells(cells)
             known = self._known[column.name]
-            read = _number(column) if column.kind == "number" else _date(column)
+            read = _reader(column)
             known.update({value: read(value) for value in coded.values if value not in known})
             parsed = np.array([*(known[value] for value in coded.values), math.nan])
             values = parsed[coded.codes]
@@ -390,44 +390,35 @@ def category_text(value: Any) -> str:
     return whole[1] if whole else text
 
 
-def _number(column: Column) -> Callable[[Any], float]:
-    """Returns a reader of numbers: NaN if missing, infinity if not a number."""
-    absent, known = MISSING.union(column.absent), set(column.signs)
-
-    def read(value: Any) -> float:
-        if isinstance(value, str):
-            if value.strip() in absent:
-                return math.nan
-            number, signs = signed_number(value) or (math.inf, "")
-            return number if set(signs) <= known and ("%" in signs) == ("%" in known) else math.inf
-        try:
-            return math.nan if is_null(value) else float(value)
-        except (TypeError, ValueError):
-            return math.inf
-
-    return read
-
-
-def _date(column: Column) -> Callable[[Any], float]:
-    """Returns a reader of dates, in days since 1970-01-01: NaN if missing, infinity if not a date."""
-    absent = MISSING.union(column.absent)
+def _reader(column: Column) -> Callable[[Any], float]:
+    """Reads numbers, and dates as days since 1970-01-01: NaN if missing, infinity if it is neither."""
+    absent, known, dates = MISSING.union(column.absent), set(column.signs), column.kind == "date"
 
     def read(value: Any) -> float:
         if is_null(value):
             return math.nan
-        if not isinstance(value, str):
-            value = value.isoformat() if hasattr(value, "isoformat") else "?"
-        text = value.strip()
-        if text in absent:
+        text = value.isoformat() if dates and hasattr(value, "isoformat") else value
+        if not isinstance(text, str):
+            try:
+                return math.inf if dates else float(text)
+            except (TypeError, ValueError):
+                return math.inf
+        if text.strip() in absent:
             return math.nan
-        moment = moment_in(text, column.format)
-        if moment is None:
-            return math.inf
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-        return (since.days * _DAY + since.seconds * 1_000_000 + since.microseconds) / _DAY
+        if dates:
+            moment = moment_in(text.strip(), column.format)
+            return math.inf if moment is None else _days(moment)
+        number, signs = signed_number(text) or (math.inf, "")
+        return number if set(signs) <= known and ("%" in signs) == ("%" in known) else math.inf
 
     return read
+
+
+def _days(moment: datetime) -> float:
+    """Days since 1970-01-01, in UTC."""
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * _DAY + since.seconds * 1_000_000 + since.microseconds) / _DAY
 
 
 def moment_in(text: str, format_: str | None) -> datetime | None:

@@ -24,6 +24,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.arrays import Array, StreamedRows
 from fedsolve.errors import DataError, ModelFileError, unreadable
+from fedsolve.labels import number
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 4096
@@ -79,7 +80,10 @@ def row_digests(data: KnownRows, key: bytes) -> Array:
     for start in range(0, len(data), _BLOCK):
         for place, row in enumerate(data.features(slice(start, start + _BLOCK)), start):
             label = np.atleast_1d(labels[place]).tolist()
-            about = [[_spelled(each) for each in label], None if weights is None else float(weights[place])]
+            about = [
+                [_spelled(each) for each in label],
+                None if weights is None else float(weights[place]),
+            ]
             state = hashlib.blake2b(repr(about).encode(), digest_size=8, key=key)
             state.update(row.tobytes())
             digests[place] = int.from_bytes(state.digest(), "little")
@@ -212,10 +216,8 @@ def _plain(values: Array) -> bytes:
 
 
 def _spelled(label: Any) -> str:
-    try:
-        return repr(float(label))
-    except ValueError:
-        return str(label)
+    value = number(label)
+    return str(label) if value is None else repr(value)
 
 
 def _named(clients: Mapping[str, Any]) -> str:

@@ -130,7 +130,7 @@ def frame(schema: Schema, features: Array, labels: Array | None, kept: bool) -> 
 
     kept: unknown and missing categories are levels of their own; else they are missing values.
     """
-    pandas, known = _pandas(), categories_of(schema, kept)
+    pandas, known = require("pandas", "statistics", "a table of statistics"), categories_of(schema, kept)
     columns: dict[str, Any] = {}
     for place, column in schema.places("number", "category", "date"):
         columns[column.name] = features[:, place]
@@ -228,7 +228,7 @@ def _parsed(formula: str, survival: bool) -> tuple[tuple[str, ...], list[Any], t
             if not isinstance(call, ast.Call) or len(call.args) != 2:
                 raise DataError(f"the outcome of '{formula}' must be Surv(time, event), as Surv(days, died).")
             sides = tuple(ast.unparse(argument) for argument in call.args)
-        parsed = [*_formulaic().Formula(right)]
+        parsed = [*require("formulaic", "statistics", "a formula").Formula(right)]
     if any(not hasattr(term, "factors") for term in parsed):
         raise DataError(f"the formula '{formula}' has more than one part on its right.")
     offsets = [str(term) for term in parsed if str(term).startswith("offset(") and len(term.factors) == 1]
@@ -238,13 +238,13 @@ def _parsed(formula: str, survival: bool) -> tuple[tuple[str, ...], list[Any], t
 
 def _spec(formula: str, terms: list[Any], schema: Schema, kept: bool) -> Any:
     """The columns as formulaic plans them, by a few rows that have every level."""
-    levels, pandas = categories_of(schema, kept), _pandas()
+    levels, pandas = categories_of(schema, kept), require("pandas", "statistics", "a table of statistics")
     places = np.arange(max([8, *map(len, levels.values())]))
     columns: dict[str, Any] = dict.fromkeys(variables(schema), places + 1.0)
     for name, known in levels.items():
         columns[name] = pandas.Categorical.from_codes(places % len(known), known)
     with explained(f"the formula '{formula}' cannot be used"):
-        made = _formulaic().Formula(terms)
+        made = require("formulaic", "statistics", "a formula").Formula(terms)
         found = made.get_model_matrix(
             pandas.DataFrame(columns), context=_context(None), na_action="ignore", output="numpy"
         ).model_spec
@@ -254,14 +254,6 @@ def _spec(formula: str, terms: list[Any], schema: Schema, kept: bool) -> Any:
             "or powers such as I(age**2), which are the same at every site."
         )
     return found
-
-
-def _pandas() -> Any:
-    return require("pandas", "statistics", "a table of statistics")
-
-
-def _formulaic() -> Any:
-    return require("formulaic", "statistics", "a formula")
 
 
 def _context(scales: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -27,12 +27,7 @@ _OBJECTS = (
 
 def open_npz(path: str | Path) -> Any:
     """The arrays of an npz file by name, each read on access."""
-    try:
-        arrays = np.load(path, allow_pickle=False)
-    except OSError as problem:
-        raise unreadable(path, problem) from problem
-    except (ValueError, EOFError, zipfile.BadZipFile) as problem:
-        raise damaged(path, "an npz file", problem) from problem
+    arrays = _loaded(path, "an npz file")
     if isinstance(arrays, np.ndarray):
         raise DataError(f"{path} holds a single array; write one with np.savez(path, x=features, y=labels).")
     return arrays
@@ -40,18 +35,22 @@ def open_npz(path: str | Path) -> Any:
 
 def read_npy(path: str | Path, *, mapped: bool = False) -> Array:
     """The array of an npy file, read or mapped."""
+    array = _loaded(path, "an npy file", "r" if mapped else None)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DataError(f"{path} holds several arrays; write one with np.save, or name the file .npz.")
+    return array
+
+
+def _loaded(path: str | Path, what: str, mapped: Literal["r"] | None = None) -> Any:
     try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return np.load(path, mmap_mode=mapped, allow_pickle=False)
     except OSError as problem:
         raise unreadable(path, problem) from problem
     except (ValueError, EOFError, zipfile.BadZipFile) as problem:
         if "Object arrays" in str(problem):
             raise DataError(f"{path} {_OBJECTS}") from problem
-        raise damaged(path, "an npy file", problem) from problem
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise DataError(f"{path} holds several arrays; write one with np.save, or name the file .npz.")
-    return array
+        raise damaged(path, what, problem) from problem
 
 
 def read_npz(

@@ -49,10 +49,9 @@ def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, .
 
 
 def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...], Array]:
-    given = set(map(type, owners))
-    if not all(issubclass(kind, str | bytes) for kind in given) or not all(owners):
+    if not all(isinstance(owner, str | bytes) and owner for owner in owners):
         raise DataError("owners that are names must all be text; one is empty or of another type.")
-    if any(issubclass(kind, bytes) for kind in given):
+    if any(isinstance(owner, bytes) for owner in owners):
         owners = _decoded(owners)
     found = sorted(set(owners))
     padded = next((name for name in found if name.endswith("\0")), None)

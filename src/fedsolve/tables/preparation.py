@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -83,20 +83,11 @@ SHIFT = 5.0
 _FEW = 5
 
 
-class Sourced(Protocol):
-    """Rows and where they come from."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def features(self) -> Array: ...
-
-
-def far_outside(schema: Schema | None, preparation: Preparation | None, rows: Sourced) -> list[str]:
+def far_outside(
+    schema: Schema | None, preparation: Preparation | None, features: Array, source: str
+) -> list[str]:
     """One sentence for each column whose numbers or dates do not look like those of training."""
     told: list[str] = []
-    features = rows.features
     if schema is None or preparation is None:
         return told  # names or spread of the columns are not known
     for place, column in schema.places("number", "date"):
@@ -109,7 +100,7 @@ def far_outside(schema: Schema | None, preparation: Preparation | None, rows: So
         row = int(beyond[0] if len(beyond) else np.nanargmax(distance))
         many = f"{len(beyond)} of {len(features)} rows are" if len(beyond) else "most rows are"
         told.append(
-            f"{rows.source}: column '{column.name}': {many} far from what the model was trained on, such as "
+            f"{source}: column '{column.name}': {many} far from what the model was trained on, such as "
             f"{features[row, place]:g} in row {row} (mean {preparation.mean[place]:.4g}, standard deviation "
             f"{preparation.scale[place]:.3g}). Check its unit, and numbers that mean missing."
         )

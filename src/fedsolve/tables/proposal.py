@@ -112,8 +112,9 @@ def propose(
     weight: the column that says how much a row counts. task: what the labels are; as they look when None.
     labels: instead of one, the columns of several labels a row, each 0 or 1.
     """
+    texts = _texts(table, dialect or Dialect(), rows)
     with naming(table) if isinstance(table, str | Path) else nullcontext():
-        return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight, task, labels)
+        return _of_texts(texts, label, client, weight, task, labels)
 
 
 def propose_for(
@@ -144,10 +145,7 @@ def propose_for(
     if numbers and not glance:
         return None
     rows = max(1000, _GLANCE // len(names)) if numbers else ROWS
-    found = []
-    for path in paths:
-        with naming(path):
-            found.append(_texts(path, layout, rows))
+    found = [_texts(path, layout, rows) for path in paths]
     kept = [name for name in names if name not in dropped]
     whole = [each for each in found if set(kept) <= set(each)]  # others are refused when they are read
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
@@ -249,10 +247,9 @@ def propose_columns(
     """
     found: dict[str, list[Array]] = {}
     for path in paths:
-        with naming(path):
-            for name, texts in _texts(path, dialect, 10 * ROWS).items():
-                if asked(name):
-                    found.setdefault(name, []).append(texts)
+        for name, texts in _texts(path, dialect, 10 * ROWS).items():
+            if asked(name):
+                found.setdefault(name, []).append(texts)
     columns = []
     for name, parts in found.items():
         texts = np.concatenate(parts)
@@ -260,17 +257,14 @@ def propose_columns(
         if not look.counts:
             columns.append(Column(name))
             continue
-        numbers = None if name in categories else _as_numbers(look, texts)
-        dates = None if name in categories or numbers is not None else _as_dates(look, texts)
-        if numbers is not None:
-            columns.append(_number_column(numbers, ""))
-        elif dates is not None:
-            columns.append(_date_column(*dates))
+        column = None if name in categories else _number_or_date(look, texts)
+        if column is not None:
+            columns.append(column)
         elif name not in categories and len(look.counts) > _MANY_LABELS:
             columns.append(Column(name, "unused", remark=f"unused: {_many(look)}"))
         else:
             look = _Look.at(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
-            levels = tuple(look.distinct)
+            levels = tuple(look.counts)
             columns.append(
                 Column(name, "category", categories=levels, absent=look.absent, remark=look.remark())
             )
@@ -367,9 +361,10 @@ def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
     """The first cells of every column as text, numbers written as 1234.5."""
     own = Dialect()
     if isinstance(table, str | Path):
-        file = TableFile(table, dialect)
-        own = file.dialect if file.is_csv else own
-        table = file.head(rows)
+        with naming(table):
+            file = TableFile(table, dialect)
+            own = file.dialect if file.is_csv else own
+            table = file.head(rows)
     if hasattr(table, "to_pandas"):
         columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
     else:
@@ -422,10 +417,6 @@ class _Look:
         )
 
     @property
-    def distinct(self) -> list[str]:
-        return list(self.counts)
-
-    @property
     def there(self) -> int:
         """How many cells are not missing."""
         return sum(self.counts.values())
@@ -434,10 +425,6 @@ class _Look:
     def rule(self) -> str:
         """The rule for missing values: a flag column if some are missing here."""
         return "flag" if self.there < self.rows else ""
-
-    @property
-    def nearly_unique(self) -> bool:
-        return self.there >= _FEW and len(self.counts) >= _NEARLY * self.there
 
     @property
     def values(self) -> Array:
@@ -466,7 +453,7 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
     if not look.counts:
         why = "no values at all"
     elif len(look.counts) == 1 and not _NAMED.intersection(texts.tolist()):
-        why = f"{_CONSTANT} {look.distinct[0]!r}"
+        why = f"{_CONSTANT} {next(iter(look.counts))!r}"
     elif _is_the_label(known, len(labels)):
         why = "leak: one value for each label and one label for each value, so it is the label"
     if why:
@@ -480,11 +467,15 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
     often = look.there >= max(_FEW, 5 * len(look.counts))
     if often and len(known) == len(look.counts) and len({label for _, label in known}) > 1:
         leak = f"a leak? Each of its {len(look.counts)} values goes with one label only"
+    return _number_or_date(look, texts, leak) or _text_column(look, texts, leak)
+
+
+def _number_or_date(look: _Look, texts: Array, leak: str = "") -> Column | None:
+    """The column as numbers or dates; None where it is neither."""
     if (numbers := _as_numbers(look, texts)) is not None:
         return _number_column(numbers, leak)
-    if (dates := _as_dates(look, texts)) is not None:
-        return _date_column(*dates)
-    return _text_column(look, texts, leak)
+    dates = _as_dates(look, texts)
+    return None if dates is None else _date_column(*dates)
 
 
 def _text_column(look: _Look, texts: Array, leak: str) -> Column:
@@ -503,13 +494,8 @@ def _text_column(look: _Look, texts: Array, leak: str) -> Column:
     noticed = f"{', '.join(map(repr, sorted(named)))} taken for a category" if named else ""
     if len(look.counts) > 2 and all(map(_date_like, look.counts)):
         noticed = "dates, but not all of one known form; write them as 2024-01-31 if they are to be dates"
-    return Column(
-        look.name,
-        "category",
-        categories=tuple(look.distinct),
-        missing=look.rule,
-        remark=look.remark(noticed, leak),
-    )
+    remark = look.remark(noticed, leak)
+    return Column(look.name, "category", None, tuple(look.counts), look.rule, remark=remark)
 
 
 def _many(look: _Look) -> str:
@@ -521,11 +507,8 @@ def _many(look: _Look) -> str:
     if len(others) > _FEW and all(re.match(r"\W*\d", cell) and not _date_like(cell) for cell in look.counts):
         return f"{seen} with numbers in them, such as {others[0]!r}: leave nothing but numbers in the cells"
     if 2 * len(others) < len(look.counts):
-        return (
-            f"nearly numbers, but {len(others)} different cells are none, such as "
-            f"{', '.join(map(repr, others[:3]))}. Correct them, or make it a number with these cells under "
-            "absent"
-        )
+        some = f"{len(others)} different cells are none, such as {', '.join(map(repr, others[:3]))}"
+        return f"nearly numbers, but {some}. Correct them, or make it a number with these cells under absent"
     return f"{seen}; list the frequent ones as categories, {_OR_TEXT}"
 
 
@@ -541,7 +524,8 @@ def _is_identifier(look: _Look) -> bool:
         return numbers_the_rows(look.values)
     if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.counts):
         return False  # numbers in a form, or with a unit, that is not known
-    return look.nearly_unique and _date_format(look.distinct) is None
+    nearly_unique = look.there >= _FEW and len(look.counts) >= _NEARLY * look.there
+    return nearly_unique and _date_format([*look.counts]) is None
 
 
 def numbers_the_rows(values: Array) -> bool:
@@ -623,16 +607,9 @@ def _number_column(look: _Look, leak: str) -> Column:
     reference, scale = rounded_place(values)
     few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
     codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
-    return Column(
-        look.name,
-        "number",
-        missing=look.rule,
-        reference=reference,
-        scale=scale,
-        absent=look.absent,
-        signs=look.signs,
-        remark=look.remark(codes, _far(values), leak),
-    )
+    remark = look.remark(codes, _far(values), leak)
+    column = Column(look.name, missing=look.rule, absent=look.absent, signs=look.signs, remark=remark)
+    return replace(column, reference=reference, scale=scale)
 
 
 def _far(values: Array) -> str:
@@ -644,10 +621,8 @@ def _far(values: Array) -> str:
         return ""
     if distinct[-1] < 3 * max(abs(distinct[-2]), abs(distinct[0])):
         return ""
-    return (
-        f"{distinct[-1]:g} occurs {counts[-1]} times, far above the others: list it under absent if it means "
-        "missing"
-    )
+    seen = f"{distinct[-1]:g} occurs {counts[-1]} times, far above the others"
+    return f"{seen}: list it under absent if it means missing"
 
 
 def rounded_place(values: Array) -> tuple[float, float]:

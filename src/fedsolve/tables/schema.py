@@ -114,11 +114,10 @@ class Column:
             object.__setattr__(self, "scale", DAYS_A_YEAR if self.kind == "date" else 1.0)
         if isinstance(self.backbone, Mapping):
             object.__setattr__(self, "backbone", Extractor(**self.backbone))
-        object.__setattr__(self, "categories", tuple(self.categories))
-        object.__setattr__(self, "absent", tuple(self.absent))
+        types = {"categories": tuple, "absent": tuple, "reference": float, "scale": float}
+        for name, plain in types.items():
+            object.__setattr__(self, name, plain(getattr(self, name)))
         object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
-        object.__setattr__(self, "reference", float(self.reference))
-        object.__setattr__(self, "scale", float(self.scale))
         for problem in self._problems():
             raise DataError(f"column '{self.name}': {problem}")
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
-from fedsolve.data.images import Images
-from fedsolve.data.texts import Texts
+from fedsolve.data.images import Images, Texts
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
 from fedsolve.tables.schema import Schema

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsolve.data.address import Address
-from fedsolve.errors import DataError, did_you_mean, explained
+from fedsolve.errors import DataError, explained
+from fedsolve.parameters import known_are
 
 if TYPE_CHECKING:
     from fedsolve.data.datasets.dataset import Dataset
@@ -59,9 +60,8 @@ class Published(Known):
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> DataError:
-    """The error for an unknown name; it suggests the closest known one."""
-    known = list(known)
-    return DataError(f"no {what} '{value}'.{did_you_mean(value, known)} Known are {', '.join(known)}.")
+    """The error for an unknown name."""
+    return DataError(f"no {what} '{value}'.{known_are(value, known)}")
 
 
 def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterable[str]) -> dict[str, Path]:

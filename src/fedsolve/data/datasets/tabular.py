@@ -12,8 +12,7 @@ from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_files import Known
-from fedsolve.data.images import ArrayImages
-from fedsolve.data.texts import Texts
+from fedsolve.data.images import ArrayImages, Texts
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import number, plain_labels
 from fedsolve.tables.npz import TrainOrTest, open_npz
