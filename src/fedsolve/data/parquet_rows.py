@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array, StreamedRows, check_whole
-from fedsolve.errors import DataError, FedsolveError, damaged, unreadable
+from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import plain_labels
 from fedsolve.tables.fingerprints import FileStamp
+from fedsolve.tables.table_file import sound_parquet
 
 
 class ParquetRows(StreamedRows):
@@ -41,9 +42,7 @@ class ParquetRows(StreamedRows):
         if isinstance(columns, str):
             columns = [columns]
         if columns is not None and label in columns:
-            raise DataError(
-                f"'{label}' is the label, and among the columns of features. Leave it out (columns=)."
-            )
+            raise DataError(f"'{label}' is the label; leave it out of the columns of features (columns=).")
         self.path = str(path)
         self.label = label
         self.memory = memory
@@ -77,9 +76,7 @@ class ParquetRows(StreamedRows):
         rows = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if rows.dtype == bool:
             if len(rows) != len(self):
-                raise IndexError(
-                    f"{len(rows)} marks of rows that are wanted, and {self.path} has {len(self)} rows."
-                )
+                raise IndexError(f"{len(rows)} marks for the {len(self)} rows of {self.path}.")
             rows = np.flatnonzero(rows)
         wrong = rows[(rows < -len(self)) | (rows >= len(self))]
         if len(wrong):
@@ -183,9 +180,7 @@ class ParquetRows(StreamedRows):
         kinds = [fields[0].value_type] if lists else fields
         for name, kind in zip(self.columns, kinds, strict=True):
             if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-                raise DataError(
-                    f"{self.path}: column '{name}' holds {kind}, not numbers. Leave it out (columns=)."
-                )
+                raise DataError(f"{self.path}: '{name}' holds {kind}, not numbers. Leave it out (columns=).")
         self.dtype = np.result_type(*{np.dtype(kind.to_pandas_dtype()) for kind in kinds})
         if not lists:
             return len(fields), False
@@ -199,18 +194,10 @@ class ParquetRows(StreamedRows):
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        import pyarrow
         from pyarrow import parquet
 
-        try:
-            with parquet.ParquetFile(self.path) as file:
-                yield file
-        except OSError as problem:
-            if problem.errno is None:  # what pyarrow says of pages that it cannot decode
-                raise damaged(self.path, "a parquet file", problem) from problem
-            raise unreadable(self.path, problem) from problem
-        except pyarrow.ArrowException as problem:
-            raise damaged(self.path, "a parquet file", problem) from problem
+        with sound_parquet(self.path), parquet.ParquetFile(self.path) as file:
+            yield file
 
 
 def _size(nbytes: int) -> str:

@@ -204,9 +204,7 @@ class RowReader:
         tables: list[Table] = []
         for file in files:
             if is_address(file):
-                raise DataError(
-                    f"{file}: of several clients each is a file (csv, parquet, npz), not an address."
-                )
+                raise DataError(f"{file}: of several clients each is a file, not an address.")
             if schema is not None:
                 tables.append(self.described(file, schema, owned=False))
             elif not tables:
@@ -219,9 +217,7 @@ class RowReader:
         labels = [np.asarray(table.labels) for table in tables]
         if len({part.dtype.kind in "US" for part in labels}) > 1:
             told = ", ".join(f"{file} {part[0].item()!r}" for file, part in zip(files, labels, strict=True))
-            raise DataError(
-                f"labels are text in some files and numbers in others ({told}). Spell them alike."
-            )
+            raise DataError(f"labels are text in some files, numbers in others ({told}). Spell them alike.")
         weights = [table.weights for table in tables if table.weights is not None]
         return Table(
             np.concatenate([table.features for table in tables]),
@@ -281,9 +277,7 @@ class RowReader:
         others = {*schema.label_columns, schema.client, schema.weight}
         known = {column.name for column in schema.columns} | others
         if self.layout.label_names not in ((), schema.labels):
-            raise DataError(
-                f"the labels of the model are {', '.join(schema.labels) or 'classes'} (--labels)."
-            )
+            raise DataError(f"the model's labels (--labels) are {', '.join(schema.labels) or 'classes'}.")
         dropped: list[str] = []
         label = schema.label
         with naming(data):

@@ -350,9 +350,7 @@ def _of_texts(
     if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
         few = f" {len(labels)} rows are too few to tell." if len(labels) < _FEW else ""
-        raise DataError(
-            f"no column looks like one to learn from: {told or 'there is none but the label'}.{few}"
-        )
+        raise DataError(f"no column looks like one to learn from: {told or 'the label is alone'}.{few}")
     found: Task | None = None if classes else "regression"
     return Schema(tuple(columns), label, classes, client, None, weight, found, tuple(several))
 
@@ -389,9 +387,7 @@ def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
         return ()
     distinct = np.unique(known)
     if len(distinct) < 2:
-        raise DataError(
-            f"the label column '{name}' has one value only ({distinct.tolist()}); two classes are needed."
-        )
+        raise DataError(f"the label column '{name}' has one value, {distinct.tolist()}; two are needed.")
     return tuple(distinct.tolist())
 
 

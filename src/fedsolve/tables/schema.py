@@ -287,10 +287,7 @@ class Schema:
         if twice:
             raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
         if self.columns and not self.used:
-            raise DataError(
-                "the schema uses no column; at least one must be of another kind than 'unused' or "
-                "'identifier'."
-            )
+            raise DataError("the schema uses no column: all are of the kind 'unused' or 'identifier'.")
 
     @cached_property
     def used(self) -> tuple[Column, ...]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_arrays
-from fedsolve.errors import DataError, damaged, did_you_mean, naming
+from fedsolve.errors import DataError, damaged, did_you_mean, naming, unreadable
 from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
 from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
@@ -34,7 +35,7 @@ _BLOCK = 1 << 24
 
 _UNEVEN = "Correct or remove them; lines above the names of the columns, too."
 
-_SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
+SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,10 @@ def table_kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
         return "csv"
     packed = str(path).lower().endswith(".gz")
     suffix = Path(Path(path).stem if packed else path).suffix.lower()
-    for kind, suffixes in _SUFFIXES.items():
+    for kind, suffixes in SUFFIXES.items():
         if suffix in suffixes and (kind == "csv" or not packed):
             return kind  # type: ignore[return-value]
-    raise DataError(
-        f"unknown kind of file '{suffix}'; known are .npz, .csv (.tsv, .txt; also .csv.gz) and .parquet."
-    )
+    raise DataError(f"unknown kind of file '{suffix}'; known are .npz, .csv(.gz), .tsv, .txt and .parquet.")
 
 
 def by_name(
@@ -169,9 +168,7 @@ def by_name(
 ) -> Array:
     """The columns of a plain table in the order of `wanted`. Missing or extra columns are refused."""
     if any(column.kind != "number" for column in wanted.used):
-        raise DataError(
-            "the model takes raw columns, such as categories or dates. Name the file itself, not an address."
-        )
+        raise DataError("the model takes raw columns, such as dates. Name the file itself, not an address.")
     names = [column.name for column in own.used]
     wanted.check_columns(names, extra=extra)
     places = [names.index(column.name) for column in wanted.used]
@@ -211,13 +208,10 @@ class TableFile:
 
     @cached_property
     def _parquet(self) -> Any:
-        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
 
-        try:
+        with sound_parquet(self.path):
             return ParquetFile(open(self.path, "rb"))
-        except ArrowException as problem:
-            raise damaged(self.path, "a parquet file", problem) from problem
 
     def faults(self) -> Faults:
         """Takes the faults of this csv file, named by their lines; those of another length are in it."""
@@ -261,12 +255,10 @@ class TableFile:
         lines of a csv with more or fewer cells than the first are left out instead of refused.
         """
         if not self.is_csv:
-            from pyarrow import ArrowException, Table
+            from pyarrow import Table
 
-            try:
+            with sound_parquet(self.path):
                 table = self._parquet.read(columns=list(wanted))
-            except (ArrowException, OSError) as problem:
-                raise damaged(self.path, "a parquet file", problem) from problem
             columns = [table.column(name) for name in wanted]
             return Table.from_arrays(columns, list(wanted)).slice(0, rows)
         import pyarrow as arrow
@@ -335,6 +327,19 @@ def _first(batches: Any, rows: int) -> Any:
         if count >= rows:
             break
     return pyarrow.Table.from_batches(found, batches.schema).slice(0, rows)
+
+
+@contextmanager
+def sound_parquet(path: str | Path) -> Iterator[None]:
+    """A block that reads a parquet file; damage is told by the file's name."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise unreadable(path, problem) from problem
+        raise damaged(path, "a parquet file", problem) from problem  # without errno: pages that make no sense
 
 
 class Unreadable(Exception):
@@ -451,9 +456,7 @@ def _flags(values: Array, name: str) -> Array:
     found = [words.get(text.capitalize(), number(text)) for text in texts]
     for row, flag in enumerate(found):
         if flag not in (0, 1):
-            raise DataError(
-                f"label '{name}' is {texts[row]!r} in row {row}; each of several labels is 0 or 1."
-            )
+            raise DataError(f"label '{name}' is {texts[row]!r} in row {row}; each label is 0 or 1.")
     return np.array(found)
 
 
@@ -535,9 +538,7 @@ def _one_each(labels: Array) -> Array:
     """Labels of an npz as a vector of numbers, booleans or text."""
     labels = plain_labels(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
     if labels.ndim != 1:
-        raise DataError(
-            f"labels must be one per row; got shape {labels.shape}. Give class labels, not one-hot rows."
-        )
+        raise DataError(f"labels must be one per row, not one-hot rows; got shape {labels.shape}.")
     if labels.dtype.kind not in "iufbU":
         raise DataError(f"labels must be numbers or text; got dtype {labels.dtype}.")
     return labels

@@ -21,14 +21,7 @@ from fedsolve.threads import usable_cores
 
 Layout = Literal["nchw", "nhwc"]
 
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
+FILTERS = {each.name.lower(): each for each in Image.Resampling}
 CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1, "any": None}
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -88,16 +81,9 @@ class Preprocessing:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
-        return {
-            "size": None if self.size is None else list(self.size),
-            "shorter_side": self.shorter_side,
-            "interpolation": self.interpolation,
-            "scale": self.scale,
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "channels": self.channels,
-            **({} if self.middle == "down" else {"middle": self.middle}),
-        }
+        parts = {name: list(part) if isinstance(part, tuple) else part for name, part in vars(self).items()}
+        # The usual middle is not mentioned, so that features stored before there was another keep their key.
+        return {name: part for name, part in parts.items() if (name, part) != ("middle", "down")}
 
     def adjusted(self, address: Address) -> Preprocessing:
         """This preprocessing with the changes that an address asks for.
@@ -198,14 +184,11 @@ def _common_shape(images: Sequence[Array]) -> tuple[int, int, int]:
     first = images[0].shape
     for number, image in enumerate(images):
         if image.shape != first:
-            remedy = (
-                "Give the backbone a size, such as pixels:32."
-                if image.shape[:2] != first[:2]
-                else "Choose channels=gray or channels=rgb for all."
-            )
+            sized = image.shape[:2] == first[:2]
+            remedy = "choose channels=gray or channels=rgb for all" if sized else "give it a size: pixels:32"
             raise DataError(
                 f"images differ in shape: {first} in place 0 of the batch but {image.shape} in place "
-                f"{number}. {remedy}"
+                f"{number}. For the backbone, {remedy}."
             )
     return first[0], first[1], first[2]
 

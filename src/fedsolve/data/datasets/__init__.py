@@ -22,8 +22,8 @@ from fedsolve.data.datasets import (
 )
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_files import Known, data_root, unknown
-from fedsolve.data.datasets.tabular import SUFFIXES
 from fedsolve.errors import DataError
+from fedsolve.tables.table_file import SUFFIXES
 
 __all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
 

@@ -67,9 +67,7 @@ def load(spec: CifarDataset, root: Path | None) -> Dataset:
     pixels, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     names = batches[spec.meta].get(spec.names)
     if not isinstance(names, list) or len(names) != spec.classes:
-        raise DataError(
-            f"{paths[spec.meta]}: no list '{spec.names}' of {spec.classes} class names. {spec.again}"
-        )
+        raise DataError(f"{paths[spec.meta]}: no {spec.classes} names in '{spec.names}'. {spec.again}")
     test_pixels, test_labels = _batch(spec, paths[spec.test], batches[spec.test])
     dataset = Dataset(
         spec.name,
@@ -84,7 +82,7 @@ def _from_folders(spec: CifarDataset, path: Path) -> Dataset:
     classes = folder.class_folders(path / "train")
     if len(classes) != spec.classes:
         raise DataError(
-            f"{path / 'train'}: {len(classes)} class folders, but {spec.name} has {spec.classes} classes."
+            f"{path / 'train'}: {len(classes)} class folders, but {spec.name} has {spec.classes}."
         )
     train = folder.class_split(path / "train", classes)
     test = folder.evaluation_split(path / "test", classes)
@@ -173,7 +171,7 @@ class _Unpickler(pickle.Unpickler):
         }
         if (module, name) not in allowed:
             raise DataError(
-                f"{self._path}: the pickle asks for {module}.{name}, which no official file does; refused."
+                f"{self._path}: refused, for it asks for {module}.{name}, as no official file does."
             )
         return allowed[module, name]
 

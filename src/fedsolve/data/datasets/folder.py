@@ -64,43 +64,41 @@ def class_folders(folder: Path) -> list[str]:
 
 def class_split(folder: Path, classes: Sequence[str]) -> Split:
     """The images of these class folders; none may be empty."""
-    listed = [list_images(folder / name) for name in classes]
-    empty = [name for name, names in zip(classes, listed, strict=True) if not names]
+    split, empty = _listed(folder, classes)
     if len(empty) == len(classes):
-        raise DataError(
-            f"{folder}: no images in any of its {len(classes)} folders (looked for {', '.join(SUFFIXES)})."
-        )
+        raise DataError(f"{folder}: none of its {len(classes)} folders has images ({', '.join(SUFFIXES)}).")
     if empty:
+        others = f" (nor in {len(empty) - 1} others)" if len(empty) > 1 else ""
         raise DataError(
-            f"{folder / empty[0]}: no images in this class folder"
-            + (f" (nor in {len(empty) - 1} others)" if len(empty) > 1 else "")
-            + f". Add images ({', '.join(SUFFIXES)}) or remove the folder."
+            f"{folder / empty[0]}: no images in this class folder{others}. Add images "
+            f"({', '.join(SUFFIXES)}) or remove the folder."
         )
-    return _split(folder, classes, listed)
+    return split
 
 
 def evaluation_split(folder: Path, classes: Sequence[str]) -> Split:
     """The images of a test part; classes may be missing, but none may be unknown."""
-    present = subfolders(folder)
-    strange = [name for name in present if name not in set(classes)]
+    strange = [name for name in subfolders(folder) if name not in set(classes)]
     if strange:
         raise DataError(
             f"{folder / strange[0]}: a class of the test part that is not in the training part, which has "
             f"{named_classes(classes)}. Add training images of it, or remove the folder."
         )
-    listed = [list_images(folder / name) if name in set(present) else [] for name in classes]
-    if not any(listed):
+    split, missing = _listed(folder, classes)
+    if len(missing) == len(classes):
         raise DataError(f"{folder}: no images in the class folders of the test part.")
-    missing = [name for name, names in zip(classes, listed, strict=True) if not names]
     if missing:
         warnings.warn(f"{folder}: no test image of {named_classes(missing)}.", stacklevel=2)
-    return _split(folder, classes, listed)
+    return split
 
 
-def _split(folder: Path, classes: Sequence[str], listed: Sequence[Sequence[str]]) -> Split:
+def _listed(folder: Path, classes: Sequence[str]) -> tuple[Split, list[str]]:
+    """The images in the folders of these classes, and the classes that have none."""
+    listed = [list_images(folder / name) if (folder / name).is_dir() else [] for name in classes]
     names = [f"{name}/{file}" for name, files in zip(classes, listed, strict=True) for file in files]
     labels: Array = np.repeat(np.arange(len(classes)), [len(files) for files in listed])
-    return Split(FileImages(names, folder), labels)
+    missing = [name for name, files in zip(classes, listed, strict=True) if not files]
+    return Split(FileImages(names, folder), labels), missing
 
 
 KNOWN = (

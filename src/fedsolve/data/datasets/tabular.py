@@ -17,9 +17,16 @@ from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import number, plain_labels
 from fedsolve.tables.npz import TrainOrTest, open_npz
 from fedsolve.tables.schema import Column, Schema
-from fedsolve.tables.table_file import ColumnLayout, Table, file_columns, label_place, parts, read_table
+from fedsolve.tables.table_file import (
+    SUFFIXES,
+    ColumnLayout,
+    Table,
+    file_columns,
+    label_place,
+    parts,
+    read_table,
+)
 
-SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 OPTIONS = {
     "npz": ("features_key", "labels_key", "client"),
     "csv": ("label", "drop", "delimiter", "header", "decimal", "thousands", "encoding", "client", "text"),
@@ -103,9 +110,7 @@ def _existing(address: Address, root: Path | None) -> Path:
     path = address.path(root)
     if not path.is_file():
         where = f" (nor in {root})" if root is not None and not path.is_absolute() else ""
-        raise DataError(
-            f"{path}: there is no such file{where}. Check the path, or name its folder with --data-root."
-        )
+        raise DataError(f"{path}: no such file{where}. Check the path, or name its folder with --data-root.")
     if path.suffix.lower() not in SUFFIXES[address.scheme]:
         raise DataError(
             f"{path}: a name ending in {' or '.join(SUFFIXES[address.scheme])} is expected after "
@@ -141,18 +146,6 @@ KNOWN = (
         "numpy.savez",
         load,
     ),
-    Known(
-        "csv:PATH",
-        "your own table with a header line",
-        _COLUMNS,
-        "your disk",
-        load,
-    ),
-    Known(
-        "parquet:PATH",
-        "your own table",
-        _COLUMNS,
-        "your disk",
-        load,
-    ),
+    Known("csv:PATH", "your own table with a header line", _COLUMNS, "your disk", load),
+    Known("parquet:PATH", "your own table", _COLUMNS, "your disk", load),
 )
