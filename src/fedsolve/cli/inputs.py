@@ -128,7 +128,7 @@ class ClientOptions(Options):
         if len(data) > 1:
             if dealing or self.client is not None:
                 raise click.UsageError(
-                    "several files are a client each; leave out --client-column and the partition"
+                    "of several files each is one client; leave out --client-column and the partition"
                 )
             return Division(None)
         address = Address.parse(data[0]) if is_address(data[0]) else None

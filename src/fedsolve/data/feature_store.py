@@ -186,7 +186,7 @@ class FeatureStore:
         inputs = {part: split.inputs for part, split in dataset.parts().items()}
         images = {part: rows for part, rows in inputs.items() if not isinstance(rows, np.ndarray)}
         if not images:
-            raise DataError(f"{dataset.name} holds features; leave out the backbone ({backbone.name}).")
+            raise DataError(f"{dataset.name} holds features already; leave out backbone {backbone.name}.")
         if getattr(backbone, "reads", "images") != dataset.reads:
             known = "st:NAME or hf:NAME" if dataset.reads == "text" else "efficientnet-lite0"
             raise DataError(

@@ -42,7 +42,7 @@ class ParquetRows(StreamedRows):
         if isinstance(columns, str):
             columns = [columns]
         if columns is not None and label in columns:
-            raise DataError(f"'{label}' is the label; leave it out of the columns of features (columns=).")
+            raise DataError(f"'{label}' is the label, and among the columns of features; leave it out.")
         self.path = str(path)
         self.label = label
         self.memory = memory

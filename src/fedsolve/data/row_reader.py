@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -60,6 +60,7 @@ def site_names(files: Sequence[str]) -> list[str]:
     return names
 
 
+@dataclass
 class RowReader:
     """Reads rows; features of images are extracted once and kept.
 
@@ -68,19 +69,14 @@ class RowReader:
     root:     folder of named datasets. store: folder of features.
     """
 
-    def __init__(
-        self,
-        layout: ColumnLayout,
-        backbone: str | None,
-        root: str | None,
-        extract: Extract,
-        told: Audience,
-        store: str | None = None,
-    ) -> None:
-        self.layout, self.backbone, self.root, self.told, self.store = layout, backbone, root, told, store
-        self._extract = extract
-        self._found: dict[str, Features] = {}
-        self._datasets: dict[str, Dataset] = {}
+    layout: ColumnLayout
+    backbone: str | None
+    root: str | None
+    extract: Extract
+    told: Audience
+    store: str | None = None
+    _found: dict[str, Features] = field(default_factory=dict, init=False)
+    _datasets: dict[str, Dataset] = field(default_factory=dict, init=False)
 
     def parts(self, data: str) -> tuple[TrainOrTest, ...]:
         """Which of a training and a test part there is; nothing where a file holds one set of rows."""
@@ -212,7 +208,7 @@ class RowReader:
             else:
                 first, reader = tables[0], self
                 if first.schema is not None:  # it says what --label and --drop said
-                    reader = self._with(replace(self.layout, label=None, labels=None, drop=()))
+                    reader = replace(self, layout=replace(self.layout, label=None, labels=None, drop=()))
                 tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
         labels = [np.asarray(table.labels) for table in tables]
         if len({part.dtype.kind in "US" for part in labels}) > 1:
@@ -246,16 +242,15 @@ class RowReader:
             )
         return replace(rows, schema=None)
 
-    def _with(self, layout: ColumnLayout) -> RowReader:
-        return RowReader(layout, self.backbone, self.root, self._extract, self.told, self.store)
-
     def _named_by(self, data: str, schema: Schema, **wanted: Any) -> Table:
         """The rows of the table that an address names, as if the file itself had been named."""
         self._check_no_layout(data)
         address = Address.parse(data)
         address.allow(*OPTIONS[address.scheme], "test", "seed")
         path = str(address.path(data_root(self.root)))
-        return self._with(layout_of(address)).rows(path, width=schema.width, schema=schema, **wanted)
+        return replace(self, layout=layout_of(address)).rows(
+            path, width=schema.width, schema=schema, **wanted
+        )
 
     def _owned(self, data: str) -> str:
         """The address with the column that names owners in it."""
@@ -278,23 +273,19 @@ class RowReader:
         known = {column.name for column in schema.columns} | others
         if self.layout.label_names not in ((), schema.labels):
             raise DataError(f"the model's labels (--labels) are {', '.join(schema.labels) or 'classes'}.")
-        dropped: list[str] = []
         label = schema.label
         with naming(data):
-            for wanted in self.layout.drop:
-                if wanted in known - used:
-                    continue
-                name = names[column_position(names, wanted, "column to drop")]
+            asked = [each for each in self.layout.drop if each not in known - used]
+            dropped = [names[column_position(names, each, "column to drop")] for each in asked]
+            for name in dropped:
                 if name in used:
                     raise DataError(f"the model uses column '{name}'; it cannot be left out (--drop).")
-                if name not in (*dropped, *known):
-                    dropped.append(name)
             if self.layout.label is not None:
                 label = names[column_position(names, self.layout.label, "label column")]
                 if label in used:
                     raise DataError(f"the model uses column '{label}'; it cannot be the label (--label).")
         columns = [column for column in schema.columns if column.name != label]
-        columns += [Column(name, "unused") for name in dropped if name != label]
+        columns += [Column(name, "unused") for name in dict.fromkeys(dropped) if name not in {*known, label}]
         return replace(schema, columns=tuple(columns), label=label)
 
     def _check_no_layout(self, data: str) -> None:
@@ -327,7 +318,7 @@ class RowReader:
                 loaded = None
                 if wanted is not None:
                     backbone, loaded = known_backbone(wanted, backbone)
-                found = self._extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
+                found = self.extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
             self._found[data] = found
         return self._found[data]
 

@@ -24,7 +24,9 @@ def check_target(path: str | None, *inputs: str | None, root: str | None = None)
     for text in inputs:
         for source in _places(text, root):
             if _would_lose(target, source):
-                raise ModelFileError(f"{path} is an input ({text}) and would be lost. Name another file.")
+                raise ModelFileError(
+                    f"{path} is an input of this command ({text}) and would be lost. Name another file."
+                )
     if target.is_dir():
         raise ModelFileError(f"cannot write {path}: it is a folder. Name a file in it.")
     if target.exists() and not target.is_file():

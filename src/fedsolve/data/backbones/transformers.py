@@ -100,7 +100,7 @@ def _tokenizer(transformers: Any, place: str, model: Any, address: str) -> Any:
     known, words = len(tokenizer.get_vocab()), model.config.get_text_config().vocab_size
     if 2 * known < words:
         raise ModelFileError(
-            f"{address}: the tokenizer knows {known} words of the network's {words}. {remedy}"
+            f"{address}: the tokenizer knows {known} words and the network {words}. {remedy}"
         )
     tokenizer.padding_side = "right"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -82,7 +82,7 @@ def _from_folders(spec: CifarDataset, path: Path) -> Dataset:
     classes = folder.class_folders(path / "train")
     if len(classes) != spec.classes:
         raise DataError(
-            f"{path / 'train'}: {len(classes)} class folders, but {spec.name} has {spec.classes}."
+            f"{path / 'train'}: {len(classes)} class folders, but {spec.name} has {spec.classes} classes."
         )
     train = folder.class_split(path / "train", classes)
     test = folder.evaluation_split(path / "test", classes)
@@ -171,7 +171,7 @@ class _Unpickler(pickle.Unpickler):
         }
         if (module, name) not in allowed:
             raise DataError(
-                f"{self._path}: refused, for it asks for {module}.{name}, as no official file does."
+                f"{self._path}: the pickle asks for {module}.{name}, which no official file does; refused."
             )
         return allowed[module, name]
 

@@ -88,7 +88,7 @@ class Dataset:
         if not present.all():
             missing = [self.class_names[index] for index in np.flatnonzero(present == 0)]
             raise DataError(
-                f"{self.name}: no training row of {named_classes(missing)}. Add some, or drop the class."
+                f"{self.name}: no training row of {named_classes(missing)}. Add some, or leave the class out."
             )
 
     @classmethod

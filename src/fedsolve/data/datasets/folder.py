@@ -66,7 +66,7 @@ def class_split(folder: Path, classes: Sequence[str]) -> Split:
     """The images of these class folders; none may be empty."""
     split, empty = _listed(folder, classes)
     if len(empty) == len(classes):
-        raise DataError(f"{folder}: none of its {len(classes)} folders has images ({', '.join(SUFFIXES)}).")
+        raise DataError(f"{folder}: no images in any of its {len(classes)} folders ({', '.join(SUFFIXES)}).")
     if empty:
         others = f" (nor in {len(empty) - 1} others)" if len(empty) > 1 else ""
         raise DataError(

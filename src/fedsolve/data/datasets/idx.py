@@ -83,7 +83,9 @@ def _checked(path: Path, shape: tuple[int, ...], digest: str | None, known: Know
             contents = gzip.decompress(contents)
     array = read_idx(path, contents)
     if array.shape != shape:
-        raise DataError(f"{path}: the array has shape {array.shape}, {known.name} has {shape}. {known.again}")
+        raise DataError(
+            f"{path}: holds an array of shape {array.shape}, but {known.name} has {shape}. {known.again}"
+        )
     check_digest(path, contents, digest, known)
     return array
 

@@ -110,7 +110,7 @@ def _existing(address: Address, root: Path | None) -> Path:
     path = address.path(root)
     if not path.is_file():
         where = f" (nor in {root})" if root is not None and not path.is_absolute() else ""
-        raise DataError(f"{path}: no such file{where}. Check the path, or name its folder with --data-root.")
+        raise DataError(f"{path}: there is no such file{where}. Check it, or name its folder (--data-root).")
     if path.suffix.lower() not in SUFFIXES[address.scheme]:
         raise DataError(
             f"{path}: a name ending in {' or '.join(SUFFIXES[address.scheme])} is expected after "
