@@ -342,7 +342,7 @@ def read_site(data: str, schema: Schema, layout: ColumnLayout, owned: bool = Fal
     if schema.extractor is not None:
         raise DataError(f"{data} is a table, and the schema is of images. Name a dataset: folder:PATH.")
     if is_address(data) or data.lower().endswith(".npz"):
-        raise DataError(f"{data}: a schema describes a csv or parquet file; give its path.")
+        raise DataError(f"{data}: --schema describes the columns of a csv or parquet file; give its path.")
     try:
         return read_table(data, schema, layout, owned=owned, weighted=True)
     except DataError as problem:

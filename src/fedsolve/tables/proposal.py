@@ -387,7 +387,9 @@ def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
         return ()
     distinct = np.unique(known)
     if len(distinct) < 2:
-        raise DataError(f"label column '{name}' has one value only, {distinct.tolist()}; two are needed.")
+        raise DataError(
+            f"the label column '{name}' has one value only ({distinct.tolist()}); two classes are needed."
+        )
     return tuple(distinct.tolist())
 
 

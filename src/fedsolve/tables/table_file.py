@@ -484,8 +484,6 @@ def _plain_schema(
         dropped = column_position(names, wanted, "column to drop")
         if dropped in left:
             left.remove(dropped)
-    if not left:
-        raise DataError(f"no feature columns are left of {', '.join(map(repr, names))}.")
     several = [column_position(names, name, "label column") for name in layout.label_names]
     label = None if several else label_place(names, left, layout.label, labelled)
     if layout.label is None and not labelled and len(left) == width:
@@ -531,7 +529,7 @@ def label_place(
         return label
     lowered = {names[place].strip().lower(): place for place in reversed(left)}
     usual = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
-    return left[-1] if usual is None and labelled else usual
+    return left[-1] if left and labelled and usual is None else usual
 
 
 def _one_each(labels: Array) -> Array:
