@@ -54,6 +54,31 @@ class Errand:
         return [name for _, batches in self.lanes for names in batches for name in names]
 
 
+class RayWorker:
+    """A worker as an actor. It is made when it is first asked, by itself or by the one that replaces it."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._told: Mapping[str, tuple[Any, ...]] = {}
+
+    def informed(
+        self, stored: Sequence[Any], told: Mapping[str, tuple[Any, ...]], method: str, *words: Any
+    ) -> Any:
+        """What a method of the worker gives, after those that all workers are told.
+
+        stored: a reference to what a worker is made of. told: arguments, by method.
+        """
+        if self._worker is None:
+            import ray
+
+            self._worker = Worker(*ray.get(stored[0]))
+        if told != self._told:
+            for name, values in told.items():
+                getattr(self._worker, name)(*values)
+            self._told = told
+        return getattr(self._worker, method)(*words)
+
+
 class Crew:
     """Actors that answer for clients, one BLAS thread each.
 
@@ -98,9 +123,8 @@ class Crew:
         mapped = None if file is None else FileStamp.of(file)
         if partition is not None and mapped is not None:
             partition = replace(partition, features=np.empty((0, partition.features.shape[1])))
-        stored = ray.put(partition), mapped, ray.put(dict(files))
-        # Kept, for Ray makes lost workers of it again.
-        self._given = [*stored, further, memory // count, scratch, device]
+        given = partition, mapped, dict(files), further, memory // count, scratch, device
+        self._stored = [ray.put(given)]
         self._actors = [self._make(machine) for machine in self.machines]
         self._wait_for_start()
 
@@ -151,12 +175,12 @@ class Crew:
         }
         if machine is not None:
             options["resources"] = {f"node:{machine}": 0.001}
-        return self._ray.remote(Worker).options(**options).remote(*self._given)
+        return self._ray.remote(RayWorker).options(**options).remote()
 
     def _ask(self, worker: int, method: str, *words: Any, parts: int = 1) -> Any:
         """A reference, or one for each part, to what this method of a worker gives."""
         ask = self._actors[worker].informed.options(num_returns=parts)
-        return ask.remote(self._sent_told, method, *words)
+        return ask.remote(self._stored, self._sent_told, method, *words)
 
     def _wait_for_start(self) -> None:
         try:

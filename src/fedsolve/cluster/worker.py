@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -111,15 +110,6 @@ class Worker:
         self._clients = Clients(partition, files, memory, folder, resolve(device))
         self._further = further
         self._workspace = Workspace()
-        self._told: Mapping[str, tuple[Any, ...]] = {}
-
-    def informed(self, told: Mapping[str, tuple[Any, ...]], method: str, *words: Any) -> Any:
-        """What a method gives, after those that all workers are told; `told`: their arguments by name."""
-        if told != self._told:
-            for name, values in told.items():
-                getattr(self, name)(*values)
-            self._told = told
-        return getattr(self, method)(*words)
 
     def pid(self) -> int:
         self._check_fit()
