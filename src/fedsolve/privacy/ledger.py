@@ -230,7 +230,6 @@ class Ledger:
 
     def _load(self) -> None:
         assert self.folder is not None
-        (self.folder / "secrets").unlink(missing_ok=True)  # keys of finished runs, written by fedsolve 0.2.0
         path = self.folder / "ledger.jsonl"
         remedy = "Without it this client cannot know what it has opened; it must sit out."
         with undamaged(f"the ledger {path}", remedy):
