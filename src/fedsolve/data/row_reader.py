@@ -346,8 +346,9 @@ def read_site(data: str, schema: Schema, layout: ColumnLayout, owned: bool = Fal
     try:
         return read_table(data, schema, layout, owned=owned, weighted=True)
     except DataError as problem:
-        faults = _site_faults(data, schema, layout)
-        raise (DataError(f"{data}: {' '.join(faults)}") if len(faults) > 1 else problem) from problem
+        if len(faults := _site_faults(data, schema, layout)) > 1:
+            raise DataError(f"{data}: {' '.join(faults)}") from problem
+        raise
 
 
 def dialect_only(layout: ColumnLayout) -> ColumnLayout:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError
@@ -124,7 +125,7 @@ class SiteNode:
                     pauses, announced = _pauses(), ""
                     self._fetch(client)
                 except Exception as problem:
-                    raise self._explained(problem) from problem
+                    self._explain(problem)
             except _Lost as problem:
                 if once:
                     self._come.put(CohortError(str(problem)))
@@ -171,9 +172,8 @@ class SiteNode:
                 if isinstance(problem, Refused) and (problem.reason == UNWANTED or problem.status == 413):
                     self._tell(f"an answer is not wanted any more ({problem})")
                     return
-                explained = self._explained(problem)
-                if not isinstance(explained, _Lost):
-                    raise explained from problem
+                with suppress(_Lost):
+                    self._explain(problem)
             if message not in self._held:
                 # Of a large answer that is refused, the connection breaks before the refusal is heard.
                 self._tell("an answer is not wanted any more")
@@ -181,29 +181,29 @@ class SiteNode:
             if self._stopped.wait(pause):
                 return
 
-    def _explained(self, problem: Exception) -> Exception:
-        """The problem as one that a person understands: worth trying again, or not."""
+    def _explain(self, problem: Exception) -> NoReturn:
+        """Raise the problem as one that a person understands: worth trying again, or not."""
         import httpx
 
         address = self._connection.address
         if isinstance(problem, Refused):
             if problem.reason in _FINAL:
-                return _Refused(f"{address} refuses this node: {problem}")
-            return _Lost(f"{address} answered {problem.status}: {problem}")
+                raise _Refused(f"{address} refuses this node: {problem}") from problem
+            raise _Lost(f"{address} answered {problem.status}: {problem}") from problem
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
             what = gate_client.remedy(str(problem), address, self._connection.authority, self._key)
             words = f"{address} does not prove that it is the server ({problem}). {what}"
             # A certificate that has expired is renewed over there, a clock set right: no need to start again.
             mended = what == RENEW or what.endswith(gate_client.SET_CLOCK)
-            return _Lost(words) if mended else _Refused(words)
+            raise _Lost(words) if mended else _Refused(words) from problem
         if self._key is not None and isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
-            return _Lost(
+            raise _Lost(
                 f"{address} closed the connection ({problem}). If this goes on, this site's key is not "
                 "registered there: fedsolve keys register NAME.pub."
-            )
+            ) from problem
         if isinstance(problem, httpx.HTTPError | OSError):
-            return _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).")
-        return problem
+            raise _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).") from problem
+        raise problem
 
 
 def _pauses() -> Iterator[float]:

@@ -432,8 +432,6 @@ def _file_table(
             return rows(file.cells(wanted, places, keep, typed=False), faults)
         except Unreadable:
             raise damaged(file.path, "a csv file", problem) from problem
-        except DataError as explained:
-            raise explained from problem
 
 
 def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
