@@ -53,8 +53,7 @@ class Bench:
         report.show_growth(self.console, self.results["growth"])
 
     def close(self) -> None:
-        if self.json_path is not None:
-            self.json_path.write_text(json.dumps(self.results, indent=1) + "\n")
+        machine.save(self.json_path, self.results)
 
 
 @click.group(invoke_without_command=True)
@@ -192,17 +191,15 @@ def personal_command(
     found = _rows(data_path, rows)
     if not len(found.test_labels):
         raise click.UsageError(f"{data_path} has no test rows (x_test, y_test).")
-    bench = Bench(json_path)
     setting = personal.Setting(width, width, ridge, refinement_ridge, layers, rounds, network, rate)
     needed = ("primary only", "local only", "APFL, auto")
     known = (*personal.ENTRIES, *(personal.BY_GRADIENT if gradient or only else ()))
     entries = tuple(name for name in known if not only or name in only or name in needed)
     result = personal.measure(found, setting, clients, alpha, range(seeds), entries)
-    bench.results["personal"] = result
-    personal.show(bench.console, result)
+    personal.show(Console(width=140, highlight=False, markup=False), result)
     if figures is not None:
         personal.draw(result, figures)
-    bench.close()
+    machine.save(json_path, result)
 
 
 def _rows(path: Path, limit: int | None) -> Rows:
@@ -226,8 +223,7 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
 
     found = overhead.measure(**how)
     report.show_overhead(Console(width=140, highlight=False, markup=False), found)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    machine.save(json_path, found)
 
 
 @main.command("speed")
@@ -246,8 +242,7 @@ def _speed(json_path: Path | None, **how: Any) -> None:
 
     found = speed.measure(**how)
     click.echo(speed.table(found))
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    machine.save(json_path, found)
 
 
 @main.command("sketch")
@@ -266,8 +261,7 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
     found = sketch.measure(data, **how)
     for name, value in found.items():
         click.echo(f"{name:14} {value}")
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    machine.save(json_path, found)
 
 
 @main.command("checked")
@@ -282,8 +276,7 @@ def _checked(json_path: Path | None, **how: Any) -> None:
 
     measured = checked.measure(**how)
     checked.show(Console(width=140, highlight=False, markup=False), measured)
-    if json_path is not None:
-        json_path.write_text(json.dumps(measured, indent=1) + "\n")
+    machine.save(json_path, measured)
 
 
 @main.command("masks")
@@ -300,8 +293,7 @@ def _masks(json_path: Path | None, **how: Any) -> None:
 
     measured = masks.measure(**how)
     masks.show(Console(width=140, highlight=False, markup=False), measured)
-    if json_path is not None:
-        json_path.write_text(json.dumps(measured, indent=1) + "\n")
+    machine.save(json_path, measured)
 
 
 @main.command("calibration")
@@ -313,8 +305,7 @@ def _calibration(path: Path | None, json_path: Path | None) -> None:
 
     found = calibration.measure(path)
     calibration.show(Console(width=140, highlight=False, markup=False), found)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    machine.save(json_path, found)
 
 
 @main.command("heads")
@@ -355,15 +346,12 @@ def _heads(
         click.echo(json.dumps(found))
         return
     only = tuple(heads.GRID) if grid else only
-    kept: dict[str, Any] = {}
-    if json_path is not None and json_path.exists():
-        kept = json.loads(json_path.read_text())
+    kept: dict[str, Any] = machine.saved(json_path, {})
     if data_path is not None:
         for found in heads.measure(_rows(data_path, None), clients, alpha, only, memory):
             rows = {**kept.get("rows", {}), **found["rows"]}
             kept = found | {"rows": {name: rows[name] for name in known if name in rows}}
-            if json_path is not None:
-                json_path.write_text(json.dumps(kept, indent=1) + "\n")
+            machine.save(json_path, kept)
     if not kept:
         raise click.UsageError("give --data to measure, or --json with rows that were.")
     heads.show(Console(width=140, highlight=False, markup=False), kept)

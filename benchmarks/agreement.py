@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import functools
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
@@ -25,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from benchmarks.machine import save
 
 G, C, S = "tests/gradient/test_", "tests/closedform/test_", "tests/statistics/test_"
 LOSSES = f"{G}loss_methods.py::test_equals_the_plain_rewriting"
@@ -223,8 +224,7 @@ def main(words: list[str] | None = None) -> int:
         seen = f"{line['difference']:.0e}" if line["difference"] else "exact"
         shown = "**failed**" if line["failed"] else seen
         print(f"| {line['method']} | {line['oracle']} | {shown} | `{line['command']}` |", flush=True)
-    if given.json:
-        Path(given.json).write_text(json.dumps(table, indent=1) + "\n")
+    save(given.json, table)
     return 1 if any(line["failed"] for line in table) else 0
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
+from benchmarks.machine import save
 from fedsolve.tables.schema import Column, Schema
 
 COLUMNS = 30
@@ -128,8 +129,7 @@ def main(rows: int, repeats: int, json_path: Path | None) -> None:
             cells = [f"{number:.2f}" for pair in times for number in pair]
             table.add_row(what, *cells, f"{found['megabytes']:.0f}")
     console.print(table)
-    if json_path is not None:
-        json_path.write_text(json.dumps(results, indent=1) + "\n")
+    save(json_path, results)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ for one start of the process. Processes are known by their roles: what they do i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -35,7 +34,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from benchmarks.machine import progress, stamp
+from benchmarks.machine import progress, save
 
 SITES = ("north", "south", "west")
 METHODS = {
@@ -423,8 +422,7 @@ def main() -> None:
     for how in told["full_disks"]:
         print(f"full disk ({told['disk']}): {how}")
     print(f"{told['identical']} of {told['trainings']} trainings gave the same bytes, in {told['seconds']} s")
-    if given.json:
-        Path(given.json).write_text(json.dumps(stamp(results=told), indent=2) + "\n")
+    save(given.json, told)
     if told["identical"] != told["trainings"]:
         sys.exit(1)
 

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
+from benchmarks.machine import save, saved
 from benchmarks.network import CLASSES, free_port, process, site_keys
 from benchmarks.sites import memory
 from fedsolve.network.keyfolder import Keys
@@ -183,7 +184,7 @@ def main(sites: int, engine: tuple[str, ...], out: Path | None, limit: float, al
         with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as folder:
             click.echo(json.dumps(ENGINES[engine[0]](sites, Path(folder))))
         return
-    kept: dict[str, dict[str, Any]] = json.loads(out.read_text()) if out and out.exists() else {}
+    kept: dict[str, dict[str, Any]] = saved(out, {})
     table = Table(title=f"DeepAFL, {LAYERS} exchanges, {sites} sites", title_justify="left")
     for column in ("engine", "seconds an exchange", "MB", "load", "what listens", "who operates it"):
         table.add_column(column)
@@ -198,8 +199,7 @@ def main(sites: int, engine: tuple[str, ...], out: Path | None, limit: float, al
                 click.echo(f"{name}: {problem} {str(getattr(problem, 'stderr', ''))[-2000:]}", err=True)
                 continue
             kept[name] = {"sites": sites, "seconds": seconds, "MB": largest, "load": os.getloadavg()[0]}
-            if out is not None:
-                out.write_text(json.dumps(kept, indent=1))
+            save(out, kept)
         found = kept[name]
         numbers = f"{found['seconds']:.2f}", f"{found['MB']:.0f}", f"{found['load']:.1f}"
         table.add_row(name, *numbers, *LISTENS[name.removesuffix(", secure")])

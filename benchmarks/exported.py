@@ -6,7 +6,6 @@ rows are scikit-learn's digits; no setting is chosen by what is measured.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 import fedsolve as fs
+from benchmarks.machine import save
 from fedsolve.export import PRECISIONS
 
 BATCHES = (1, 1000)
@@ -111,8 +111,7 @@ def main(json_path: Path | None) -> None:
         cells += [f"{entry['difference']:.0e}"]
         cells += [f"{entry[f'{side}_us_{batch}']:.3g}" for batch in BATCHES for side in ("onnx", "predict")]
         console.print("| " + " | ".join(cells) + " |", soft_wrap=True)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    save(json_path, found)
 
 
 if __name__ == "__main__":

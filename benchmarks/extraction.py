@@ -6,7 +6,6 @@ cores. They take turns so that a busy neighbour disturbs both; the fastest turn 
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import OtherWork, progress
+from benchmarks.machine import OtherWork, progress, save
 from fedsolve.arrays import Array
 from fedsolve.data.backbones import Backbone, efficientnet_lite, load_backbone
 from fedsolve.data.backbones.preprocessing import prepare
@@ -113,8 +112,7 @@ def main(images: int, batch: int, repeats: int, cache: Path | None, json_path: P
     """Images per second of onnxruntime and of torch eager on the same backbone."""
     result = measure(images, batch, repeats, cache)
     show(Console(width=120, highlight=False, markup=False), result)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
+    save(json_path, result)
 
 
 if __name__ == "__main__":

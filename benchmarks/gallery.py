@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,15 @@ class Claim:
     """A page that says more."""
 
 
-def read(path: Path) -> Any:
-    """What a file holds: JSON, or a list of the lines of a jsonl file."""
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    return json.loads(path.read_text())
+def read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """A file's results, and its day and machine; those of a jsonl file stand in its lines."""
+    if path.suffix == ".json":
+        document = json.loads(path.read_text())
+        return document.pop("results"), document
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    days = sorted({line.get("date") or line["time"][:10] for line in lines})
+    about = {"machine": lines[0]["machine"]} if "machine" in lines[0] else {}
+    return lines, about | {"date": " to ".join(sorted({days[0], days[-1]}))}
 
 
 def number(value: float) -> str:
@@ -52,19 +56,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def results(data: Any) -> Any:
-    """The rows in a file, without date and machine around them."""
-    if not isinstance(data, dict):
-        return data
-    inside = {name: each for name, each in data.items() if isinstance(each, list) and each}
-    rows = [each for each in inside.values() if isinstance(each[0], dict)]
-    return data["results"] if "results" in data else rows[0] if len(rows) == 1 else data
-
-
 def agreement(data: Any) -> Told:
-    lines = [each for each in results(data) if each.get("difference") is not None]
-    failed = sorted({each["method"] for each in results(data) if each["failed"]})
-    missing = sorted({each["method"] for each in results(data)} - {each["method"] for each in lines})
+    lines = [each for each in data if each.get("difference") is not None]
+    failed = sorted({each["method"] for each in data if each["failed"]})
+    missing = sorted({each["method"] for each in data} - {each["method"] for each in lines})
     worst = sorted(lines, key=lambda each: -each["difference"])
     told = f"{len(lines)} methods, {sum(each['comparisons'] for each in lines):,} comparisons; "
     told += f"the largest difference is {number(worst[0]['difference'])}. "
@@ -78,14 +73,14 @@ def agreement(data: Any) -> Told:
 
 def outside(data: Any) -> Told:
     table = [["method", "whose code, and what was set alike", "largest difference"]]
-    for each in results(data):
+    for each in data:
         table.append([each["method"], each["oracle"], number(each["difference"])])
     return "Methods beside other people's programs, step for step in float64.", table
 
 
 def exported(data: Any) -> Told:
     table = [["model", "precision", "largest difference", "model file, kB", "ONNX, kB"]]
-    for each in results(data):
+    for each in data:
         sizes = [f"{each[name] / 1e3:.0f}" for name in ("file_bytes", "onnx_bytes")]
         table.append([each["model"], each["precision"], number(each["difference"]), *sizes])
     return "An exported model gives the probabilities of the model itself.", table
@@ -155,7 +150,7 @@ def rows(data: Any) -> Told:
 
 
 def tables(data: Any) -> Told:
-    lines = results(data)
+    lines = data
     methods = sorted({each["method"] for each in lines})
     names = sorted({each["table"] for each in lines})
     table = [["table", *methods]]
@@ -238,7 +233,7 @@ def speed(data: Any) -> Told:
 
 def private(data: Any) -> Told:
     table = [["data", "noise by", "epsilon", "method", "test accuracy, %"]]
-    for each in results(data):
+    for each in data:
         scores = each["accuracy"]
         told = f"{statistics.fmean(scores):.2f} ({min(scores):.2f} to {max(scores):.2f})"
         table.append([each["data"], each["noise"], f"{each['epsilon']:g}", each["method"], told])
@@ -283,7 +278,6 @@ def million(data: Any) -> Told:
 
 
 def chaos(data: Any) -> Told:
-    data = results(data)
     table = [["what struck", "how often"]]
     for name in ("kills", "freezes"):
         table += [[f"{name}: {role}", str(count)] for role, count in sorted(data[name].items())]
@@ -293,7 +287,7 @@ def chaos(data: Any) -> Told:
 
 
 def digests(data: Any) -> Told:
-    models = results(data)
+    models = data
     return (
         f"Digests of {len(models)} trained models: what a refactoring must leave as it is, bit for bit.",
         [],
@@ -304,7 +298,7 @@ def plain(sentence: str) -> Callable[[Any], Told]:
     """A teller for files that hold rows: numbers and words as they stand."""
 
     def tell(data: Any) -> Told:
-        return sentence, _flat(results(data))
+        return sentence, _flat(data.get("lines", data) if isinstance(data, dict) else data)
 
     return tell
 
@@ -457,8 +451,7 @@ CLAIMS = {
         Claim(
             "Regression tables, against statsmodels and lifelines",
             "statistics.json",
-            "python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20 "
-            f"{TO}statistics.json",
+            "python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20",
             million,
             "how-to-statistics.md",
         ),
@@ -476,7 +469,7 @@ CLAIMS = {
         Claim(
             "Many sites, one server",
             "sites.json",
-            f"python -m benchmarks.sites --sites 20,50,100,200,1000 {TO}sites.json",
+            "python -m benchmarks.sites --sites 20,50,100,200,1000 --out benchmarks/results/sites.json",
             plain("Secure sums with questions that sites check, through TLS, by number of sites."),
             "operations.md",
         ),
@@ -505,31 +498,13 @@ CLAIMS = {
 }
 
 
-def date(data: Any) -> str:
-    """The day, or the days, on which a file's numbers were measured."""
-    found = sorted({day[:10] for day in _all(data, ("date", "time", "when")) if isinstance(day, str)})
-    if not found:
-        return "not in the file"
-    return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
-
-
-def machine(data: Any) -> str:
+def machine(about: dict[str, Any], data: Any) -> str:
     """The processor or the device that a file names."""
-    for found in _all(data, ("machine", "device")):
-        if isinstance(found, str):
-            return found
-        cpu = found.get("processor") or found.get("cpu")
-        if "device" in found:
-            return str(found["device"])
-        if cpu:
-            return f"{cpu}, {found['cores']} cores" if "cores" in found else str(cpu)
-    return "not in the file"
-
-
-def _all(data: Any, names: Sequence[str]) -> Iterable[Any]:
-    """What stands under one of these names, at the top of a file or of its lines."""
-    lines = data if isinstance(data, list) else [data]
-    return (line[name] for line in lines if isinstance(line, dict) for name in names if line.get(name))
+    found = about.get("machine") or (data if isinstance(data, dict) else {})
+    if device := found.get("device"):
+        return str(device)
+    cpu = found.get("processor") or found.get("cpu")
+    return f"{cpu}, {found['cores']} cores" if cpu else "not in the file"
 
 
 def page() -> str:
@@ -561,17 +536,21 @@ def page() -> str:
 
 
 def _shown(claim: Claim) -> list[str]:
-    data = read(RESULTS / claim.file)
+    data, about = read(RESULTS / claim.file)
     try:
         sentence, table = claim.tell(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         sentence = "The file has another form than this page knows; its first rows as they stand."
-        table = _flat(results(data), 10)
+        table = _flat(data, 10)
     heading, *rows = table or [[]]
     lines = [f"### {claim.title}", "", sentence]
     if heading:
         lines += ["", _row(heading), "|" + "---|" * len(heading), *map(_row, rows)]
-    facts = [f"file `benchmarks/results/{claim.file}`", f"date: {date(data)}", f"machine: {machine(data)}"]
+    facts = [
+        f"file `benchmarks/results/{claim.file}`",
+        f"date: {about.get('date', 'not in the file')}",
+        f"machine: {machine(about, data)}",
+    ]
     if claim.more:
         facts.append(f"[more]({claim.more})")
     return [*lines, "", f"    {claim.command}", "", "; ".join(facts) + "."]

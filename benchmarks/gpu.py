@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import fedsolve as fs
-from benchmarks.machine import progress
+from benchmarks.machine import progress, save
 from benchmarks.operations import lean_operations
 from benchmarks.torch_transcription import Authors
 from fedsolve.backends import kernels_on
@@ -389,10 +389,7 @@ def main() -> None:
     results: dict[str, Any] = {"machine": place.describe()}
 
     def store() -> None:
-        text = json.dumps(results, indent=1, default=lambda value: None)
-        if given.json is not None:
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(text)
+        save(given.json, results)
 
     results["rate"] = rate = place.rate(given.rows, given.width)
     results["solves"] = solves(place, given.width)

@@ -7,7 +7,6 @@ that of telling everybody the share of the training rows. `--method auto` takes 
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rich.table import Table
 from scipy.special import expit
 
 import fedsolve as fs
+from benchmarks.machine import save, saved
 from fedsolve.arrays import Array
 
 FRESH = 20_000
@@ -86,9 +86,7 @@ def main(fits: int, name: str, path: Path | None, under: str) -> None:
         told = (f"{worst['off']:.3f}", f"{worst['errors']:.1f}", worst["far off"], f"{worst['excess']:+.4f}")
         page.add_row(kind, *map(str, (worst["fits"], *told)))
     Console(width=120).print(page)
-    if path is not None:
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, f"{under}, {name}": document}, indent=1) + "\n")
+    save(path, {**saved(path, {}), f"{under}, {name}": document})
 
 
 if __name__ == "__main__":

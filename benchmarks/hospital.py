@@ -11,7 +11,6 @@ seen before the numbers are printed.
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from benchmarks.machine import progress
+from benchmarks.machine import progress, save
 from fedsolve.arrays import Array
 from fedsolve.cli.main import main as command
 from fedsolve.model import Model, load_model
@@ -199,8 +198,7 @@ def main(splits: int, first: int, only: tuple[str, ...], epsilon: float | None, 
         console.print(page)
         document[name] = {"mean": dict(zip(("ours", "scikit-learn"), means, strict=True)), "splits": found}
         document[name]["interval"] = dict(zip(("ours", "scikit-learn"), reach, strict=True))
-    if target is not None:
-        target.write_text(json.dumps(document, indent=1) + "\n")
+    save(target, document)
 
 
 if __name__ == "__main__":

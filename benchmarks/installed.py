@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import progress, stamp
+from benchmarks.machine import progress, save
 
 ROOT = Path(__file__).parents[1]
 STARTS = 7
@@ -409,8 +409,7 @@ def main() -> None:
         for each in found:
             sizes = f"{each.get('packages', '')} | {each.get('megabytes', '')}"
             print(f"| `{each['extra']}` | {sizes} | `{each['command']}` | {each['ran']} |")
-        if given.json:
-            Path(given.json).write_text(json.dumps(stamp(results=found), indent=1) + "\n")
+        save(given.json, found)
         sys.exit(any(each["ran"] != "yes" for each in found))
     if given.smoke:
         with tempfile.TemporaryDirectory() as name:
@@ -460,8 +459,7 @@ def main() -> None:
         f"{given.experiments:24} {found['experiments']} experiments, {found['cells_run']} cells in "
         f"{found['experiment_seconds']:.0f} s\n{found['told']}"
     )
-    if given.json:
-        Path(given.json).write_text(json.dumps(found, indent=2) + "\n")
+    save(given.json, found)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from benchmarks.machine import progress
+from benchmarks.machine import progress, save
 from fedsolve.gradient.graphs import Pool, capture, on_thread_of_size
 from fedsolve.gradient.learners import laid_out
 from fedsolve.gradient.networks import normalisation
@@ -92,10 +92,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no GPU here, and these layers are for one.")
     found = measure(given.rows, given.at_once or [1, 2, 6], given.steps)
-    text = json.dumps(found, indent=1)
-    if given.json is not None:
-        given.json.write_text(text + "\n")
-    print(text)
+    save(given.json, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -80,11 +81,20 @@ def describe(side: int = SIDE) -> dict[str, Any]:
     }
 
 
-def stamp(**results: Any) -> dict[str, Any]:
-    """Results with the day, the command and the machine, for a file that the gallery reads."""
+def save(path: Path | str | None, results: Any) -> None:
+    """Write results with the day, the command and the machine, for the gallery; nothing without a path."""
+    if path is None:
+        return
     command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     about = {"processor": _processor(), "cores": usable_cores(), "fedsolve": fedsolve.__version__}
-    return {"date": f"{date.today()}", "command": command, "machine": about, **results}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    document = {"date": f"{date.today()}", "command": command, "machine": about, "results": results}
+    Path(path).write_text(json.dumps(document, indent=1, default=lambda value: None) + "\n")
+
+
+def saved(path: Path | None, empty: Any) -> Any:
+    """The results that `save` wrote to a file, or what stands for none."""
+    return json.loads(path.read_text())["results"] if path is not None and path.exists() else empty
 
 
 class OtherWork:

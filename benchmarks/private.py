@@ -8,7 +8,6 @@ who has which rows. Settings are the defaults, which were picked on a fifth of t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ from rich.table import Table
 
 import fedsolve as fs
 from benchmarks.data import Rows, from_file
-from benchmarks.machine import progress, stamp
+from benchmarks.machine import progress, save
 from fedsolve.data.datasets import load_dataset
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -73,8 +72,7 @@ def main(data: Path | None, images: Path | None, seeds: int, secure: str, json_p
         rows = from_file(data)
         found += runs(rows, EPSILONS, seeds, False)
         found += runs(rows, [float(word) for word in secure.split(",") if word], seeds, True)
-    if json_path is not None:
-        json_path.write_text(json.dumps(stamp(results=found), indent=1) + "\n")
+    save(json_path, found)
     table = Table("data", "noise by", "epsilon", "method", "accuracy %", "lowest", "s")
     for each in found:
         scores = np.array(each["accuracy"])

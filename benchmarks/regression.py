@@ -10,7 +10,6 @@ largest prediction.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 
 import fedsolve as fs
+from benchmarks.machine import save
 from fedsolve.arrays import Array
 
 TABLES: dict[str, Callable[[], tuple[Array, Array]]] = {
@@ -100,8 +100,7 @@ def main(splits: int, path: Path | None) -> None:
             f"{max(one['apart'] for one in found):.1e}",
         )
     Console(width=140).print(table)
-    if path is not None:
-        path.write_text(json.dumps(document, indent=1) + "\n")
+    save(path, document)
 
 
 if __name__ == "__main__":

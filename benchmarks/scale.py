@@ -393,8 +393,7 @@ def _store(lines: list[dict[str, Any]], path: Path | None) -> None:
     """Tell what was measured last, and keep all of it: a long benchmark may be stopped."""
     machine.progress(str(lines[-1]))
     if path is not None:
-        found = {"machine": _machine(), "load": os.getloadavg(), "lines": lines}
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        machine.save(path, {"machine": _machine(), "load": os.getloadavg(), "lines": lines})
 
 
 def _apart(name: str, **sizes: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ their number. With --remember the sites of a process verify a signature once, fo
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
-from benchmarks.machine import OtherWork
+from benchmarks.machine import OtherWork, save, saved
 from benchmarks.network import CLASSES, free_port, process, site_keys
 from fedsolve.arrays import Array
 from fedsolve.container import from_bytes
@@ -294,14 +293,13 @@ def main(
     table.add_column("largest memory; processor time")
     table.add_column("load", justify="right")
     table.add_column("others", justify="right")
-    kept = json.loads(out.read_text()) if out is not None and out.exists() else []
+    kept = saved(out, [])
     for number in numbers:
         found = measure(number, processes, exchanges, rows, features, plain, remember)
         table.add_row(*line(found))
         told = number, not plain, remember
         kept = [one for one in kept if (one["sites"], one["secure"], one["remember"]) != told] + [found]
-        if out is not None:
-            out.write_text(json.dumps(sorted(kept, key=lambda one: one["sites"]), indent=1) + "\n")
+        save(out, sorted(kept, key=lambda one: one["sites"]))
     Console(width=120, highlight=False).print(table)
 
 

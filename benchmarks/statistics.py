@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import fedsolve as fs
+from benchmarks.machine import save, saved
 from fedsolve.tables.encoder import encode
 
 RIGHT = "age + tsize + pnodes + C(horTh)"
@@ -115,14 +116,14 @@ def main() -> None:
         many(given) if given.what == "rows" else {"table": {"models": models, "grid": grid}[given.what]()}
     )
     print("\n".join(found["table"]) if "table" in found else json.dumps(found, indent=2))
-    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+    kept = saved(given.out, {})
     kept[given.what] = {
         **found,
         "load_before": before,
         "load_after": os.getloadavg()[0],
         "cores": os.cpu_count(),
     }
-    given.out.write_text(json.dumps(kept, indent=2) + "\n")
+    save(given.out, kept)
 
 
 def many(given: argparse.Namespace) -> dict[str, Any]:

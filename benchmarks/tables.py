@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def main(
         for number, one in enumerate(all_measured(open_, jobs, seconds), 1):
             found[one["table"], one["split"], one["method"]] = one
             if lines is not None:
-                lines.write(json.dumps(one) + "\n")
+                lines.write(json.dumps(one | {"date": f"{date.today()}"}) + "\n")
                 lines.flush()
             if number % 20 == 0:
                 progress(f"{number} of {len(open_)}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 from sklearn.datasets import load_breast_cancer, load_digits
 
 import fedsolve as fs
+from benchmarks.machine import save
 
 ROOT = str(Path(fs.__file__).parent)
 
@@ -102,8 +102,7 @@ def main() -> None:
             print(f"{name}: {len(files)} files, {len(functions)} functions")
             if given.list:
                 print("\n".join(sorted(function.removeprefix(ROOT) for function in functions)))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(given.json, found)
 
 
 if __name__ == "__main__":

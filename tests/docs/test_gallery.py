@@ -16,7 +16,7 @@ def test_every_file_has_the_form_that_its_claim_knows() -> None:
     for claim in (claim for claims in gallery.CLAIMS.values() for claim in claims):
         path = gallery.RESULTS / claim.file
         if path.exists():
-            sentence, table = claim.tell(gallery.read(path))
+            sentence, table = claim.tell(gallery.read(path)[0])
             assert sentence
             assert len({len(row) for row in table}) <= 1
     assert "another form" not in gallery.page()
@@ -28,12 +28,12 @@ def test_another_number_in_a_file_is_another_page(tmp_path, monkeypatch: pytest.
     monkeypatch.setattr(gallery, "RESULTS", tmp_path)
     before = gallery.page()
     data = json.loads((tmp_path / "heads.json").read_text())
-    data["rows"]["AFL"]["accuracy"] = 0.1234
+    data["results"]["rows"]["AFL"]["accuracy"] = 0.1234
     data |= {"date": "2026-01-02", "machine": {"processor": "an abacus", "cores": 10}}
     (tmp_path / "heads.json").write_text(json.dumps(data))
     after = gallery.page()
     assert "| AFL | 12.34 |" in after
     assert "| AFL | 12.34 |" not in before
     assert "date: 2026-01-02; machine: an abacus, 10 cores" in after
-    assert before.count("date: not in the file") == after.count("date: not in the file") + 1
+    assert before.count("date: committed") == after.count("date: committed") + 1
     assert "`python -m benchmarks.chaos" in after, "a claim without a file is listed with its command"

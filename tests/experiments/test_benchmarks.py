@@ -260,7 +260,7 @@ def test_plans_from_the_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "lean is faster, same workers" in done.stdout
     assert "rows.npz 200 x 8" in done.stdout
-    result = json.loads(out.read_text())["plans"][0]
+    result = json.loads(out.read_text())["results"]["plans"][0]
     assert [len(result["variants"][name]["runs"]) for name in ("lean", "transcription")] == [2, 2]
     assert result["variants"]["lean"]["difference"] <= 1e-9
     assert result["partition"] == "Dirichlet 0.1"
@@ -296,7 +296,7 @@ def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(main, [*words, "--data", str(file), "--only", "KernelAFL"])
     assert done.exit_code == 0, done.output
-    found = json.loads(out.read_text())["rows"]
+    found = json.loads(out.read_text())["results"]["rows"]
     assert [row["exchanges"] for row in found.values()] == [1, 2], "rows measured before are kept"
     assert CliRunner().invoke(main, [*words, "--figure", str(figure)]).exit_code == 0
     assert figure.stat().st_size > 10_000

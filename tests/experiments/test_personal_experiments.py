@@ -352,7 +352,7 @@ def test_the_benchmark_compares_every_entry_in_every_cell(
     assert "at least as good as the better of its streams" in done.stdout
     assert "lose against the shared" in " ".join(done.stdout.split())
     assert "always 3" in done.stdout
-    result = json.loads(out.read_text())["personal"]
+    result = json.loads(out.read_text())["results"]
     assert len(result["cells"]) == 4
     for cell in result["cells"]:
         assert set(cell["entries"]) == set(bench.ENTRIES)
