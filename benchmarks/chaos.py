@@ -1,6 +1,6 @@
 """Federations that are killed, frozen and run out of disk, and the model that comes out all the same.
 
-    python -m benchmarks.chaos [--kills 40] [--freezes 5] [--seed 0] [--limit 1800] [--json FILE]
+    python -m benchmarks.chaos [--kills 40] [--freezes 10] [--seed 0] [--limit 1800] [--json FILE]
 
 A server and three sites run as the units of deploy/ would run them: whoever ends badly is started again with
 the same command. Meanwhile `kill -9` strikes the server, the gate that it started and
@@ -410,7 +410,7 @@ def chaos(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=40, help="kill -9, over all roles")
-    parser.add_argument("--freezes", type=int, default=5, help="SIGSTOP for some seconds")
+    parser.add_argument("--freezes", type=int, default=10, help="SIGSTOP for some seconds")
     parser.add_argument("--seed", type=int, default=0, help="of when and whom")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for all of it")
     parser.add_argument("--json", help="write what was done to this file as well")
