@@ -21,8 +21,7 @@ from fedsolve.closedform.landmarks import KernelModel
 from fedsolve.closedform.predictors import DeepModel, LinearModel, SoftmaxModel
 from fedsolve.closedform.projections import Projection, projection
 from fedsolve.errors import DataError
-from fedsolve.export.onnx_graph import OnnxGraph
-from fedsolve.export.onnx_values import Value
+from fedsolve.export.onnx_graph import OnnxGraph, Value
 from fedsolve.export.raw_rows import prepared
 from fedsolve.model import Model
 from fedsolve.tables.preparation import Preparation

@@ -15,8 +15,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.export.families import writes, writes_estimates
-from fedsolve.export.onnx_graph import OnnxGraph
-from fedsolve.export.onnx_values import Value
+from fedsolve.export.onnx_graph import OnnxGraph, Value
 from fedsolve.export.raw_rows import finite
 from fedsolve.statistics.cox import CoxModel
 from fedsolve.statistics.exponential import LINKS

@@ -15,8 +15,7 @@ from fedsolve.calibration import Calibration, LabelCalibration
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError, require
 from fedsolve.export.families import estimates, scores
-from fedsolve.export.onnx_graph import OPSET, OnnxGraph
-from fedsolve.export.onnx_values import Value
+from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
 from fedsolve.export.raw_rows import finite, prepared, raw_rows
 from fedsolve.federation.card import card
 from fedsolve.model import Model
@@ -49,19 +48,6 @@ def write_onnx(
     images: whether the backbone of a model of image features is joined, so that pixels go in; the backbone's
             address if its files have moved.
     """
-    graph, proto = onnx_model(model, precision, images)
-    content = proto.SerializeToString(deterministic=True)
-    container.write_atomically(path, content, private=model.private)
-    return OnnxFile(
-        Path(path),
-        tuple(edge.name for edge in graph.inputs),
-        tuple(edge.name for edge in graph.outputs),
-        len(content),
-    )
-
-
-def onnx_model(model: Model, precision: str = "float64", images: bool | str = False) -> tuple[OnnxGraph, Any]:
-    """The graph of a model, and the same as a checked ONNX model with the model's card."""
     if not model.predicts:
         raise DataError(
             "this model does not predict by itself: clients make their own models of it. Export one of those "
@@ -69,18 +55,7 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
         )
     model.check_finite()
     graph = OnnxGraph(precision)
-    found = scores_of(graph, model, raw_rows(graph, model, images))
-    if model.labels:
-        _several(graph, model, found)
-    elif model.classes is None:
-        told, shape = estimates(graph, model, found), ("rows", model.outputs)
-        graph.output("prediction", told, precision, shape, "the predicted targets")
-        if model.spread is not None:
-            reach = model.spread.reach()
-            for name, side in (("low", -reach), ("high", reach)):
-                graph.output(name, told + side, precision, shape, "an interval of 95 % of the truths")
-    else:
-        _answers(graph, model, found)
+    _answers(graph, model, scores_of(graph, model, raw_rows(graph, model, images)))
     proto = graph.model({CARD: canonical_json(card(model))}, repr(model), __version__)
     if proto.ByteSize() > _MOST_BYTES:
         raise DataError(
@@ -88,7 +63,10 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
             "precision float32, or train a narrower one."
         )
     graph.onnx.checker.check_model(proto, full_check=True)
-    return graph, proto
+    content = proto.SerializeToString(deterministic=True)
+    container.write_atomically(path, content, private=model.private)
+    names = (tuple(edge.name for edge in edges) for edges in (graph.inputs, graph.outputs))
+    return OnnxFile(Path(path), *names, len(content))
 
 
 def scores_of(graph: OnnxGraph, model: Model, rows: Value) -> Any:
@@ -129,31 +107,31 @@ def simplex(graph: OnnxGraph, scores: Value, outputs: int) -> Any:
 
 
 def _answers(graph: OnnxGraph, model: Model, found: Value) -> None:
-    label, shares = labels_and_shares(graph, model, found)
-    assert model.classes is not None
-    told = ", ".join(map(str, model.classes[:20].tolist())) + ", ..." * (len(model.classes) > 20)
-    graph.output("label", label, label.dtype, ("rows",), "the class with the largest score")
-    _give(graph, model, shares, found, f"of the classes {told}")
-
-
-def _several(graph: OnnxGraph, model: Model, found: Value) -> None:
-    """0 and 1 for each of several labels, and their probabilities."""
-    calibration = model.calibration
-    if isinstance(calibration, LabelCalibration):
-        shares = expit(found * (2.0 * calibration.slope) + (calibration.biases - calibration.slope))
+    """What follows from scores, as outputs: predicted targets, or labels with probabilities and scores."""
+    shape, calibration, precision = ("rows", model.outputs), model.calibration, graph.precision
+    if model.classes is None and not model.labels:
+        told = estimates(graph, model, found)
+        graph.output("prediction", told, precision, shape, "the predicted targets")
+        if model.spread is not None:
+            reach = model.spread.reach()
+            for name, side in (("low", -reach), ("high", reach)):
+                graph.output(name, told + side, precision, shape, "an interval of 95 % of the truths")
+        return
+    known = model.labels or np.asarray(model.classes).tolist()
+    told = ", ".join(map(str, known[:20])) + ", ..." * (len(known) > 20)
+    if not model.labels:
+        label, shares = labels_and_shares(graph, model, found)
+        graph.output("label", label, label.dtype, ("rows",), "the class with the largest score")
+        told = f"the classes {told}"
     else:
-        shares = found.clip(0.0, 1.0)
-    cuts = np.full(model.outputs, 0.5) if model.cuts is None else model.cuts
-    told = ", ".join(model.labels[:20]) + ", ..." * (len(model.labels) > 20)
-    graph.output("label", shares >= cuts, "int64", ("rows", model.outputs), f"0 or 1 for each of {told}")
-    _give(graph, model, shares, found, f"of {told}")
-
-
-def _give(graph: OnnxGraph, model: Model, shares: Value, found: Value, told: str) -> None:
-    """Probabilities and scores as outputs. told: of what the probabilities are."""
-    shape = ("rows", model.outputs)
-    graph.output("probabilities", shares, graph.precision, shape, told)
-    graph.output("scores", found, graph.precision, shape, "as decision_function gives them")
+        if isinstance(calibration, LabelCalibration):
+            shares = expit(found * (2.0 * calibration.slope) + (calibration.biases - calibration.slope))
+        else:
+            shares = found.clip(0.0, 1.0)
+        cuts = np.full(model.outputs, 0.5) if model.cuts is None else model.cuts
+        graph.output("label", shares >= cuts, "int64", shape, f"0 or 1 for each of {told}")
+    graph.output("probabilities", shares, precision, shape, f"of {told}")
+    graph.output("scores", found, precision, shape, "as decision_function gives them")
 
 
 _LEAST_OPSET = 18
@@ -181,34 +159,18 @@ def register_converters() -> None:
     for name, kind in vars(estimators).items():
         if getattr(kind, "__module__", "") != estimators.__name__:
             continue
+        entered = kind, f"Fedsolve{name}"
         if issubclass(kind, ClassifierMixin):
-            shape, convert = shapes.calculate_linear_classifier_output_shapes, _classifier
-            options: dict[str, Any] = {"options": _OPTIONS}
+            shape = shapes.calculate_linear_classifier_output_shapes
+            skl2onnx.update_registered_converter(*entered, shape, _convert, options=_OPTIONS)
         elif issubclass(kind, RegressorMixin):
-            shape, convert, options = shapes.calculate_linear_regressor_output_shapes, _regressor, {}
-        else:
-            continue
-        skl2onnx.update_registered_converter(kind, f"Fedsolve{name}", shape, convert, **options)
+            shape = shapes.calculate_linear_regressor_output_shapes
+            skl2onnx.update_registered_converter(*entered, shape, _convert)
 
 
-def _classifier(scope: Any, operator: Any, container: Any) -> None:
-    model = operator.raw_operator.model_
-    graph, rows = _entered(scope, operator, container)
-    label, shares = labels_and_shares(graph, model, scores_of(graph, model, rows))
-    if label.dtype != "string":
-        label = label.astype("int64")
-    _leave(graph, operator, container, [label, shares.astype(graph.precision)])
-
-
-def _regressor(scope: Any, operator: Any, container: Any) -> None:
-    graph, rows = _entered(scope, operator, container)
-    found = scores_of(graph, operator.raw_operator.model_, rows)
-    _leave(graph, operator, container, [found.astype(graph.precision)])
-
-
-def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, Value]:
-    """A graph for the nodes of an operator, and the rows that come into it, in float64."""
-    target = container.target_opset_any_domain("")
+def _convert(scope: Any, operator: Any, container: Any) -> None:
+    """Give the container the nodes of an estimator's model: label and shares, or what it predicts."""
+    model, target = operator.raw_operator.model_, container.target_opset_any_domain("")
     if target < _LEAST_OPSET:
         raise DataError(
             f"fedsolve's estimators need opset {_LEAST_OPSET}; pass target_opset={OPSET} instead of {target}."
@@ -216,13 +178,14 @@ def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, Valu
     (given,) = operator.inputs
     double = type(given.type).__name__ == "DoubleTensorType"
     graph = OnnxGraph("float64" if double else "float32", scope.get_unique_operator_name("fedsolve"))
-    return graph, Value(graph, given.full_name, "as given").astype("float64")
-
-
-def _leave(graph: OnnxGraph, operator: Any, container: Any, values: list[Value]) -> None:
-    """Give the values as the operator's outputs, and the nodes to the container."""
+    found = scores_of(graph, model, Value(graph, given.full_name, "as given").astype("float64"))
+    values = [found]
+    if model.classes is not None:
+        label, found = labels_and_shares(graph, model, found)
+        values = [label if label.dtype == "string" else label.astype("int64"), found]
+    values[-1] = found.astype(graph.precision)
     for value, place in zip(values, operator.outputs, strict=True):
         graph.nodes.append(graph.onnx.helper.make_node("Identity", [value.edge], [place.full_name]))
     container.nodes.extend(graph.nodes)
     container.initializers.extend(graph.initialisers)
-    container.node_domain_version_pair_sets.add(("", min(OPSET, container.target_opset_any_domain(""))))
+    container.node_domain_version_pair_sets.add(("", min(OPSET, target)))

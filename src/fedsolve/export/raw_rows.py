@@ -16,8 +16,7 @@ from fedsolve.data.backbones.pixels import Pixels
 from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing
 from fedsolve.data.image_rows import known_backbone
 from fedsolve.errors import DataError, explained
-from fedsolve.export.onnx_graph import OPSET, OnnxGraph
-from fedsolve.export.onnx_values import Value
+from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
 from fedsolve.model import Model
 from fedsolve.tables.encoder import MISSING, category_text
 from fedsolve.tables.preparation import Preparation

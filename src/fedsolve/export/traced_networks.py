@@ -11,8 +11,7 @@ from scipy.special import erf
 
 from fedsolve.errors import DataError, first_line, require
 from fedsolve.export.families import softmax_estimates, writes, writes_estimates
-from fedsolve.export.onnx_graph import OPSET, OnnxGraph
-from fedsolve.export.onnx_values import Value
+from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
 from fedsolve.gradient.feddbe import ShiftedModel
 from fedsolve.gradient.fedpcl import FAR, PrototypeModel
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
@@ -49,21 +48,12 @@ def prototype_scores(graph: OnnxGraph, model: PrototypeModel, rows: Value) -> An
 
 
 def _through(graph: OnnxGraph, model: GradientModel, rows: Value, features: bool) -> Any:
-    """What the network gives, in float64; it computes in float32 where it was trained in it."""
+    """Its logits, or the features that enter its last layer, in float64.
+
+    The network computes in float32 where it was trained in it.
+    """
     named = model.parameters["network"]
     precision = "float32" if "float32" in (graph.precision, model.parameters["precision"]) else "float64"
-    proto = traced(graph, model, features, precision)
-    kinds = {node.op_type for node in proto.graph.node}
-    if precision == "float64" and kinds & SINGLE_ONLY:
-        raise DataError(
-            f"the network '{named}' computes in float64, for which onnxruntime has no "
-            f"{', '.join(sorted(kinds & SINGLE_ONLY))}. Export it with precision float32."
-        )
-    return graph.joined(proto, rows.astype(precision), "network", {"Erf": erf}).astype("float64")
-
-
-def traced(graph: OnnxGraph, model: GradientModel, features: bool, precision: str) -> Any:
-    """The network as an ONNX model of rows: its logits, or the features that enter its last layer."""
     torch = require("torch", "torch", "exporting a network")
     kind = getattr(torch, precision)
     network, images = model.network().to("cpu", kind), model.images("cpu", precision)
@@ -94,7 +84,14 @@ def traced(graph: OnnxGraph, model: GradientModel, features: bool, precision: st
             )
     except Exception as problem:  # networks of other people may hold anything
         raise DataError(
-            f"torch cannot export the network '{model.parameters['network']}' ({type(problem).__name__}: "
-            f"{first_line(problem)}). Train with one of fedsolve's own networks, or predict with fedsolve."
+            f"torch cannot export the network '{named}' ({type(problem).__name__}: {first_line(problem)}). "
+            "Train with one of fedsolve's own networks, or predict with fedsolve."
         ) from problem
-    return graph.onnx.load_model_from_string(file.getvalue())
+    proto = graph.onnx.load_model_from_string(file.getvalue())
+    kinds = {node.op_type for node in proto.graph.node}
+    if precision == "float64" and kinds & SINGLE_ONLY:
+        raise DataError(
+            f"the network '{named}' computes in float64, for which onnxruntime has no "
+            f"{', '.join(sorted(kinds & SINGLE_ONLY))}. Export it with precision float32."
+        )
+    return graph.joined(proto, rows.astype(precision), "network", {"Erf": erf}).astype("float64")
