@@ -36,15 +36,12 @@ STRATA, BASELINE = "cox-strata", "cox-baseline"
 
 
 class CoxModel(RegressionModel):
-    """A fitted Cox model; `predict` gives the hazard against that of a row of zeros.
-
-    times, hazard: the cumulative baseline hazard at the mean of all rows, with one baseline only.
-    """
+    """A fitted Cox model; `predict` gives the hazard against that of a row of zeros."""
 
     family: ClassVar[str] = "cox"
     title: ClassVar[str] = "Cox regression"
     times: Array
-    hazard: Array
+    hazard: Array  # cumulative, at the mean of all rows and these times, with one baseline only
 
     def estimates(self, features: Any) -> Array:
         return np.asarray(np.exp(self.decision_function(features)))
@@ -62,7 +59,6 @@ class Cox(LikelihoodMethod[CoxModel]):
 
     survival: ClassVar[bool] = True
     laws: ClassVar[Laws] = Laws(partition=None)
-    additive: ClassVar[frozenset[str]] = frozenset({"deaths", "censored", "s0", "d0"})
 
     strata: Literal["site"] | None = parameter("site", "A baseline for each site.", none="one baseline")
     ties: Literal["breslow", "efron"] = parameter("breslow", "Deaths at the same time.")

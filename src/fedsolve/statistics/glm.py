@@ -36,8 +36,7 @@ class GLMModel(RegressionModel):
 
     family: ClassVar[str] = "glm"
     title: ClassVar[str] = "Generalised linear model"
-    by_noise: Array
-    """Of a private run, the part of the covariance that noise has."""
+    by_noise: Array  # of a private run
 
     def estimates(self, features: Any) -> Array:
         return np.asarray(LINKS[self.facts["link"]].mean(self.decision_function(features)))
@@ -52,8 +51,6 @@ class GLMModel(RegressionModel):
 @dataclass(frozen=True)
 class GLM(LikelihoodMethod[GLMModel]):
     """Generalised linear model with standard errors. offset and weights are expressions of columns."""
-
-    additive: ClassVar[frozenset[str]] = frozenset({"curvature", "deviance", "pearson"})
 
     family: Literal["gaussian", "binomial", "poisson", "gamma", "inverse-gaussian"] = parameter(
         "gaussian", "How the outcome varies; gaussian is the linear model."

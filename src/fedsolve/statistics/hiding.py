@@ -27,8 +27,13 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import TermError
+from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.participant import ClientData
 from fedsolve.tables.formula import FormulaPlan, evaluate
+
+_LEAVING = frozenset({"deaths", "censored"})
+ADDITIVE |= {"kaplan-meier": _LEAVING, "cox": _LEAVING | {"s0", "d0"}, "mixed": frozenset({"gram"})}
+ADDITIVE |= {"glm": frozenset({"curvature", "deviance", "pearson"})}
 
 _SHARE, _SHARE_OF_GAPS = 2 / 3, 1 / 3
 """Of a combination of made columns, or of gaps, among a site's own rows; of the cohort's it is less."""

@@ -55,7 +55,6 @@ class MixedModel(FormulaMethod[MixedFit]):
 
     laws: ClassVar[Laws] = Laws(partition=None, empty=False)
     usual: ClassVar[int] = 2 + _RANGES
-    additive: ClassVar[frozenset[str]] = frozenset({"gram"})
 
     @classmethod
     def trial(cls) -> Self:

@@ -212,7 +212,6 @@ class KaplanMeier(StatisticMethod[SurvivalModel]):
 
     survival: ClassVar[bool] = True
     usual: ClassVar[int] = 2
-    additive: ClassVar[frozenset[str]] = frozenset({"deaths", "censored"})
 
     time: str = parameter("", "Time under observation.")
     event: str = parameter("", "1 where it ended with the event, else 0.")
