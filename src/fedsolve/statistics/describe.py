@@ -42,18 +42,14 @@ _FAR = 10.0
 
 
 class ColumnSummary(StatisticModel):
-    """What is known of every column; `page` draws it.
-
-    lines: what `records` gives. groups: rows and means by group. patterns: rows by the columns that are
-    missing together. tables: correlations of `names`, and rows in which two columns are missing.
-    """
+    """What is known of every column; `page` draws it."""
 
     family: ClassVar[str] = "describe"
     title: ClassVar[str] = "Description"
-    lines: list[dict[str, Any]]
-    groups: list[dict[str, Any]]
-    patterns: list[dict[str, Any]]
-    tables: dict[str, Array]
+    lines: list[dict[str, Any]]  # what `records` gives
+    groups: list[dict[str, Any]]  # rows and means by group
+    patterns: list[dict[str, Any]]  # rows by the columns that are missing together
+    tables: dict[str, Array]  # correlations of `names`, and rows in which two columns are missing
     names: tuple[str, ...]
 
     def records(self) -> list[dict[str, Any]]:

@@ -90,17 +90,14 @@ class FormulaMethod(StatisticMethod[M]):
 
 @dataclass
 class DesignRows:
-    """The rows of a client that take part: columns of the model (rows, columns), outcome by expression,
-    offset and weight (rows,). left_out: by column that is used, rows that lack it. standard: whether the
-    columns are.
-    """
+    """The rows of a client that take part."""
 
-    x: Array
-    outcome: tuple[Array, ...]
+    x: Array  # columns of the model (rows, columns)
+    outcome: tuple[Array, ...]  # by expression
     offset: Array
     weight: Array
-    left_out: Array
-    standard: bool = False
+    left_out: Array  # by column that is used, rows that lack it
+    standard: bool = False  # whether the columns are
 
 
 class RowView:

@@ -29,23 +29,17 @@ class MeanLink(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What a family says of an outcome.
-
-    variance, variance_slope: V and V'. kernel: what depends on the mean in the log-likelihood of a row, from
-    (y, mu), at weight and phi 1; rest: what does not, from (y, weight, phi). estimated: whether phi is.
-    links: those that fit, the canonical one first. allowed: what outcomes may be, with the test (fits);
-    domain: what means may be.
-    """
+    """What a family says of an outcome."""
 
     variance: Function
     variance_slope: Function
-    kernel: Callable[[Array, Array], Array]
-    rest: Callable[[Array, Array, float], Array]
-    estimated: bool
-    links: tuple[str, ...]
-    allowed: str
-    fits: Callable[[Array], Any]
-    domain: Callable[[Array], Any]
+    kernel: Callable[[Array, Array], Array]  # what has (y, mu) in the log-likelihood of a row, at weight 1
+    rest: Callable[[Array, Array, float], Array]  # what has not, from (y, weight, phi)
+    estimated: bool  # whether phi is
+    links: tuple[str, ...]  # those that fit, the canonical one first
+    allowed: str  # what outcomes may be
+    fits: Callable[[Array], Any]  # whether they are
+    domain: Callable[[Array], Any]  # whether means can be
 
     def deviance(self, y: Array, mean: Array) -> Array:
         """Of every row, at weight 1."""

@@ -50,21 +50,17 @@ NoisyFit = tuple[Array, Array, Array]
 
 
 class Release(StatisticModel):
-    """A noisy Gram matrix and what its columns are.
-
-    gram: (columns, columns), of z. deviation: of the noise on its diagonal. centre, scale: of each column, so
-    that z = (x - centre) / scale. groups: columns of a category, by its name.
-    """
+    """A noisy Gram matrix and what its columns are."""
 
     family: ClassVar[str] = "release"
     title: ClassVar[str] = "Release"
 
     names: list[str]
-    groups: dict[str, list[str]]
-    gram: Array
+    groups: dict[str, list[str]]  # columns of a category, by its name
+    gram: Array  # (columns, columns), of z = (x - centre) / scale
     centre: Array
     scale: Array
-    deviation: float
+    deviation: float  # of the noise on the diagonal
 
     @property
     def rows(self) -> float:

@@ -45,17 +45,14 @@ def told(value: Any) -> str:
 
 
 class StatisticModel(Model):
-    """A result that prints itself; known: its other attributes.
-
-    facts: what is known besides the table, by name. remarks: sentences that a reader must know.
-    """
+    """A result that prints itself; known: its other attributes."""
 
     title: ClassVar[str] = "Result"
     predicts: ClassVar[bool] = False
     caveat: ClassVar[None] = None
 
-    facts: dict[str, Any]
-    remarks: list[str]
+    facts: dict[str, Any]  # what is known besides the table, by name
+    remarks: list[str]  # sentences that a reader must know
     parameters: dict[str, Any]
 
     def __init__(self, features: int, facts: Mapping[str, Any], **known: Any) -> None:
@@ -126,19 +123,15 @@ class StatisticModel(Model):
 
 
 class CoefficientTable(StatisticModel):
-    """Coefficients of columns, and their covariance.
+    """Coefficients of columns, and their covariance."""
 
-    kept: columns that have a coefficient. degrees: of Student's t; 0 where the normal distribution is used.
-    ratio: what exp(coefficient) is called, if anything. by_noise: with noise, its part of the covariance.
-    """
-
-    by_noise: Array | None = None
+    by_noise: Array | None = None  # with noise, its part of the covariance
     names: tuple[str, ...]
     coefficient: Array
     covariance: Array
-    kept: Array
-    degrees: float
-    ratio: str
+    kept: Array  # columns that have a coefficient
+    degrees: float  # of Student's t; 0 where the normal distribution is used
+    ratio: str  # what exp(coefficient) is called, if anything
 
     @property
     def _spread(self) -> Any:
@@ -221,15 +214,11 @@ class CoefficientTable(StatisticModel):
 
 
 class RegressionModel(CoefficientTable):
-    """Coefficients of a formula's columns, and predictions for new rows.
-
-    scales: mean and deviation of columns that the formula standardises. ranges: mean and deviation of all
-    columns of the model (2, columns); numbers of new rows that are far from them are named.
-    """
+    """Coefficients of a formula's columns, and predictions for new rows."""
 
     predicts: ClassVar[bool] = True
-    scales: dict[str, Any]
-    ranges: Array
+    scales: dict[str, Any]  # mean and deviation of columns that the formula standardises
+    ranges: Array  # (2, columns) the same of all columns; numbers of new rows that are far off are named
 
     # -- new rows ----------------------------------------------------------------------------------
 
