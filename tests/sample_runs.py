@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve.data.partitions import class_counts
+from fedsolve.experiments.cells import deal
 from fedsolve.experiments.config import Cell
 from fedsolve.experiments.outcomes import packed
 from fedsolve.experiments.reading import read_experiment
-from fedsolve.experiments.trials import deal
 
 TEST_ROWS = 10_000
 CLASSES = 10

@@ -12,7 +12,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.separability import ClassSums, class_sums, separability
-from fedsolve.experiments.trials import flip_labels
+from fedsolve.experiments.cells import flip_labels
 
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((600, 9))

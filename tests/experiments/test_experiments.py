@@ -25,7 +25,7 @@ from fedsolve.data.datasets import cifar
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments import runner
-from fedsolve.experiments.cells import train_cell
+from fedsolve.experiments.cells import deal, flip_labels, train_cell
 from fedsolve.experiments.config import AXES, Cell, DatasetSpec
 from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.outcomes import unpacked
@@ -33,7 +33,6 @@ from fedsolve.experiments.reading import read_experiment, shipped
 from fedsolve.experiments.run_folder import CELLS, DAMAGED, load_run
 from fedsolve.experiments.runner import CellProgress, run_experiment
 from fedsolve.experiments.sources import ExperimentRows, StoredRows, Tick, random_rows
-from fedsolve.experiments.trials import deal, flip_labels
 from fedsolve.gradient import FedAvg
 from tests.command import document, fedsolve, refused
 from tests.toy import opening, toy_data, toy_rows, written

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from fedsolve import ClientData, LocalFederation, Participant, client_scores, load_model
 from fedsolve.arrays import stream
 from fedsolve.errors import DataError
-from fedsolve.experiments.cells import run_locally
-from fedsolve.experiments.trials import LocalParts
+from fedsolve.experiments.cells import LocalParts, run_locally
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
 from fedsolve.federation.followers import Followers
 from fedsolve.federation.messages import Term, Total

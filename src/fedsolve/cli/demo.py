@@ -19,13 +19,13 @@ from fedsolve.cli.output import Output, table
 from fedsolve.data.partitions import class_counts
 from fedsolve.data.targets import check_target
 from fedsolve.experiments import digits_demo
+from fedsolve.experiments.cells import deal
 from fedsolve.experiments.config import Cell, Experiment
 from fedsolve.experiments.observations import observations
 from fedsolve.experiments.outcomes import Outcome
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.sources import ExperimentRows, digits
-from fedsolve.experiments.trials import deal
 from fedsolve.pages.words import counted, percent
 from fedsolve.pages.written_tables import plain
 

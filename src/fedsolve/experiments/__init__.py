@@ -1,19 +1,7 @@
 """Experiments from files: cells run once, kept as JSON lines, shown as tables beside the papers' own.
 
-config        an experiment and the cells it stands for; `reading` makes one of a TOML file
-algorithms    what a file can name as a method, and baselines that are none
-sources       features and labels of a dataset
-trials        a cell with its rows dealt, and the protocol of what runs on it
-cells         one cell: a partition, a method and a seed in, scores, costs and rounds (`outcomes`) out
-runner        run the missing cells of an experiment
-run_folder    the folder of a run: `load_run(folder)` gives its experiment and its finished cells
-metrics       every metric: name, label, unit, direction, format
-observations  a run's cells as models read at a depth, for tables, figures and findings alike
-result_tables mean and standard error over seeds, paired tests; as Markdown and LaTeX
-findings      what the numbers say, in sentences; `report_page`: all of it as one HTML page
-run_figures   the figures of a run, of `run_charts`; `charts`: how a figure follows from observations
-digits_demo   the experiments of `fedsolve demo`
-papers        the numbers printed in the papers' tables
+An experiment (`config`) is read from a TOML file (`reading`) and run cell by cell (`runner`, `cells`).
+`load_run(folder)` gives its finished cells; tables, figures and the report read them as `observations`.
 
 One line of RUN/cells.jsonl is one JSON object:
 

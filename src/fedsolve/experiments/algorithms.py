@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,26 +33,35 @@ from fedsolve.scoring.client_scores import Predictor
 from fedsolve.tables.owners import owned_rows
 
 if TYPE_CHECKING:
-    from fedsolve.experiments.trials import Trial
+    from fedsolve.experiments.cells import Trial
+
+
+class Comparison(ABC):
+    """What methods are compared with: parameters as the fields of a frozen dataclass."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @abstractmethod
+    def run(self, trial: Trial) -> Outcome:
+        """The outcome on dealt rows."""
 
 
 @dataclass(frozen=True)
-class LocalRidge:
+class LocalRidge(Comparison):
     """Every client by itself, never aggregated (AFL, Table A.2)."""
 
     ridge: float = parameter(1.0, "Penalty on each client's own model.", least=0)
     statistic: Literal["mean", "best"] = parameter("mean", "Test accuracy over clients with rows.")
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def run(self, trial: Trial) -> Outcome:
         """Accuracy of each client's own model on all test rows, or on test rows like the client's own."""
+        outcome = Outcome(exchanges=0, bytes_up=0, bytes_down=0)
         if trial.cell.measure.local:
             parts = trial.parts
             started = time.perf_counter()
             predictors = [self._predictor(data, trial.classes) for data in parts.train]
-            outcome = self._outcome(started)
+            outcome.values["seconds"] = time.perf_counter() - started
             outcome.enter_local(parts.score(predictors))
             return outcome
         if trial.coded_test is None:
@@ -60,7 +70,7 @@ class LocalRidge:
         started = time.perf_counter()
         targets = np.eye(len(trial.classes))[codes]
         weights = laws.local_only(features, targets, trial.owners, trial.clients, self.ridge)
-        outcome = self._outcome(started)
+        outcome.values["seconds"] = time.perf_counter() - started
         right = np.stack([hits(test @ weights[client], truth)[0] for client in np.unique(trial.owners)])
         shares = right.mean(axis=1)
         outcome.enter_scores("test", right[[np.argmax(shares)]])
@@ -68,10 +78,6 @@ class LocalRidge:
         if self.statistic == "mean":
             outcome.values |= {"accuracy": float(shares.mean()), "hits": None}
         return outcome
-
-    def _outcome(self, started: float) -> Outcome:
-        seconds = time.perf_counter() - started
-        return Outcome(exchanges=0, bytes_up=0, bytes_down=0, seconds=seconds)
 
     def _predictor(self, data: ClientData, classes: Array) -> Predictor:
         targets = np.eye(len(classes))[np.searchsorted(classes, data.own_labels())]
@@ -82,14 +88,11 @@ class LocalRidge:
 
 
 @dataclass(frozen=True)
-class AggregationLaw:
+class AggregationLaw(Comparison):
     """AFL by the paper's own route: local solutions merged pair by pair (AFL, Tables 3 and A.1)."""
 
     regulariser: float = parameter(1.0, "What every client adds to its Gram matrix.", least=0)
     remove: bool = parameter(True, "Whether the regulariser is taken out again (RI).")
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def run(self, trial: Trial) -> Outcome:
         """AFL, Eq. 5-16, and how far it is from the joint solution: the sum of absolute differences.
@@ -132,7 +135,7 @@ class AggregationLaw:
 
 
 @dataclass(frozen=True)
-class SoftmaxFedAvg:
+class SoftmaxFedAvg(Comparison):
     """FedAvg (McMahan et al., AISTATS 2017) on a softmax head: local SGD, an average weighted by rows."""
 
     rounds: int = parameter(100, "Exchanges; every client takes part in each.", least=1)
@@ -140,9 +143,6 @@ class SoftmaxFedAvg:
     batch: int = parameter(32, "Rows of a local step.", least=1)
     rate: float = parameter(0.5, "Learning rate.", least=0)
     seed: int = parameter(0, "Seed of the clients' shuffles, drawn in every round.", least=0)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def run(self, trial: Trial) -> Outcome:
         """The average head after all rounds; its weights are the outcome's model."""
@@ -201,13 +201,11 @@ def _with_ones(features: Array) -> Array:
     return np.concatenate([features, np.ones((len(features), 1))], axis=1)
 
 
-COMPARISONS: dict[str, type] = {
+COMPARISONS: dict[str, type[Comparison]] = {
     "local": LocalRidge,
     "law": AggregationLaw,
     "fedavg-numpy": SoftmaxFedAvg,
 }
-"""Comparisons that are no federated methods; each has a `run` of its own."""
-
 
 EXTRA = "fedsolve[torch]"
 """What gradient methods need besides the core of fedsolve."""

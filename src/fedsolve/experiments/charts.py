@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 
 from fedsolve.experiments.metrics import METRICS
@@ -27,39 +28,27 @@ Read = Callable[[Observation], Iterable[tuple[float, float]]]
 """Points (x, y) of an observation; x may be `EVERYWHERE`, or inf for the end of a log axis."""
 
 
-def partition_of(item: Observation) -> str:
-    return item.partition
-
-
 @dataclass(frozen=True)
 class Chart:
-    """What a figure shows.
-
-    panels:  what is read, by the panels' titles. x, y: their axes; without x the titles are the x axes.
-    caption: a template of a sentence; `where` is what all observations have in common, and their seeds.
-    held:    what must be alike in all that is drawn; the value with most places is taken.
-    told:    that value in words. without: what the names of series leave out; without "depth" a cell is drawn
-             once, however many depths its experiment asks for.
-    names:   the name of each observation's series, where it is not what varies.
-    most:    series that can be told apart. least: points of the fullest panel.
-    single:  whether a series may have one point. magnitudes: a log axis where values span a factor of 5.
-    """
+    """What a figure shows."""
 
     name: str
     title: str
-    x: Axis | None
-    panels: Mapping[str, Read]
+    x: Axis | None  # without it the panels' titles are the x axes
+    panels: Mapping[str, Read]  # what is read, by the panels' titles
     y: Axis = ACCURACY
-    caption: str = "{where}."
+    caption: str = "{where}."  # `where` is what all observations have in common, and their seeds
     kind: Kind = "lines"
-    held: Callable[[Observation], Hashable] = partition_of
+    # What must be alike in all that is drawn, of which the value with most places is taken; that in words.
+    held: Callable[[Observation], Hashable] = attrgetter("partition")
     told: Callable[..., str] = "partition {}".format
+    # What the names of series leave out; without "depth" a cell is drawn once, whatever depths are asked for.
     without: tuple[str, ...] = ()
-    names: Callable[[Observation], str] | None = None
-    most: int = MOST_SERIES
-    least: int = 2
-    single: bool = False
-    magnitudes: bool = False
+    names: Callable[[Observation], str] | None = None  # of series, where it is not what varies
+    most: int = MOST_SERIES  # series that can be told apart
+    least: int = 2  # points of the fullest panel
+    single: bool = False  # whether a series may have one point
+    magnitudes: bool = False  # a log axis where values span a factor of 5
 
 
 def chart_plots(chart: Chart, items: Sequence[Observation]) -> Iterator[Plot]:

@@ -21,11 +21,7 @@ FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Check:
-    """One number of ours and the paper's.
-
-    allowed: how far apart they may be. excess: by how much they are farther apart, 0 inside; infinite where
-        no model came out.
-    """
+    """One number of ours and the paper's."""
 
     row: str
     column: str
@@ -34,8 +30,8 @@ class Check:
     ours: float | None
     seeds: int | None
     paper: float
-    allowed: float
-    excess: float
+    allowed: float  # how far apart they may be
+    excess: float  # by how much they are farther apart, 0 inside; infinite where no model came out
 
     @property
     def inside(self) -> bool:

@@ -20,17 +20,8 @@ from fedsolve.federation.method import Method
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.pixel_form import is_treated
 
-PARTITIONS: dict[str, tuple[str, str] | None] = {
-    "iid": None,
-    "dirichlet": ("alpha", "α"),
-    "shards": ("per_client", "s"),
-    "pathological": ("classes_per_client", "c"),
-    "column": ("column", "by"),
-}
-"""For each kind of partition: the option it needs, and the sign the papers give it.
-
-"column" is the natural one: the column of that name, which may be text, says who owns each row.
-"""
+_SIGNS = {"alpha": "α", "per_client": "s", "classes_per_client": "c"}
+"""The papers' signs for the options of partitions."""
 
 AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage", "noise", "metric")
 """What rows and columns of a table can stand for, besides the methods' parameters."""
@@ -42,23 +33,17 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """Where the rows come from.
-
-    address and backbone as `fedsolve features build` takes them, or `random`: rows, width and classes
-    of standard normal features with even random labels. Without a backbone a dataset's own features are
-    used. limit_train and limit_test keep that many rows, every class in its proportion. parameters: for
-    the methods that have them and do not set them. treated: network and shape of a method that cuts, mirrors
-    or normalises the rows as images, and so takes pixels in one form (`gradient.pixel_form`); no label of the
-    dataset, but of what is asked of it.
-    """
+    """Where the rows come from: address and backbone as `fedsolve features build` takes them, or `random`."""
 
     name: str
     address: str | None
-    backbone: str | None = None
-    limit_train: int | None = None
+    backbone: str | None = None  # without one a dataset's own features are used
+    limit_train: int | None = None  # so many rows are kept, every class in its proportion
     limit_test: int | None = None
-    random: Mapping[str, int] | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    random: Mapping[str, int] | None = None  # rows, width, classes: standard normal features, even labels
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of methods that do not set them
+    # Not of the dataset, but of what is asked of it: network and shape of a method that cuts, mirrors or
+    # normalises the rows as images, and so takes pixels in one form (`gradient.pixel_form`).
     treated: tuple[str, tuple[int, ...] | None] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -69,24 +54,21 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How rows are dealt; `options` holds the kind's own option and min_size.
-
-    clients: how many; 0 of the kind "column", whose data say it.
-    """
+    """How rows are dealt."""
 
     name: str
     kind: str
-    clients: int
-    options: Mapping[str, Any]
+    clients: int  # 0 of the kind "column", whose data say it
+    options: Mapping[str, Any]  # min_size, and what is the kind's own
     datasets: tuple[str, ...] | None = None
 
     @property
     def setting(self) -> str:
         """The partition in the papers' signs, such as "α = 0.1"."""
-        named = PARTITIONS[self.kind]
         if self.kind == "column":
             return f"by {self.options['column']}"
-        return "IID" if named is None else f"{named[1]} = {self.options[named[0]]:g}"
+        signed = (f"{sign} = {self.options[name]:g}" for name, sign in _SIGNS.items() if name in self.options)
+        return next(signed, "IID")
 
     def as_dict(self) -> dict[str, Any]:
         return {"name": self.name, **self.identity()}
@@ -97,31 +79,24 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method under a label, with the parameters that are fixed and the grid that is not.
-
-    depths: the layers to read a staged model at; only the last one when empty.
-    """
+    """A method under a label, with the parameters that are fixed and the grid that is not."""
 
     name: str
     algorithm: str
     parameters: Mapping[str, Any]
     grid: Mapping[str, tuple[Any, ...]]
-    depths: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()  # the layers to read a staged model at; only the last one when empty
     datasets: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """How results are laid out: axes of rows and columns (chosen by what varies when empty).
-
-    values: metrics, one table each unless "metric" is an axis. baseline: method label to test against, and
-        whose seconds are 1 in `relative_seconds`.
-    """
+    """How results are laid out: axes of rows and columns (chosen by what varies when empty)."""
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    values: tuple[str, ...] = ("test",)
-    baseline: str | None = None
+    values: tuple[str, ...] = ("test",)  # metrics, one table each unless "metric" is an axis
+    baseline: str | None = None  # method to test against, whose seconds are 1 in `relative_seconds`
 
     @property
     def by_stage(self) -> bool:

@@ -53,7 +53,8 @@ def overall(runs: Sequence[RunFolder]) -> Iterator[str]:
         for of in groups(scored(cells), lambda item: item.entry).values():
             if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
                 invariant.append(_invariant(of))
-        gains += [gain for cell in cells if _deepafl(cell) and (gain := _gain(cell)) is not None]
+        layers = [cell.get("accuracy_per_layer") or [] for cell in cells if _deepafl(cell)]
+        gains += [100.0 * (accuracies[-1] - accuracies[0]) for accuracies in layers if len(accuracies) > 1]
     if all(invariant) and invariant:
         yield (
             "Wherever a closed-form model was trained on several partitions of the same rows "
@@ -151,10 +152,13 @@ def _best(items: Sequence[Observation]) -> Iterator[str]:
     if rival is None:
         return
     across = " over all partitions" if len(distinct(item.partition for item in clean)) > 1 else ""
+    test, p = "", compare(of[best], of[rival])
+    if p is not None:
+        chance = "" if p < LEVEL else ", which may be chance"
+        test = f"{chance}; {'p < 0.001' if p < 0.001 else f'p = {p:.2g}'}"
     yield (
         f"{name(of[best][0])} is best with {_percent(means[best])}{across}, "
-        f"{means[best][0] - means[rival][0]:.1f} points above {name(of[rival][0])}"
-        f"{_significance(of[best], of[rival])}."
+        f"{means[best][0] - means[rival][0]:.1f} points above {name(of[rival][0])}{test}."
     )
 
 
@@ -288,20 +292,6 @@ def _deepafl(cell: Mapping[str, Any]) -> bool:
     own = cell["parameters"]
     whole = cell["algorithm"] == "deepafl" and own["activation"] != "none" and not cell["noise"]
     return whole and all(own.get(name, value) == value for name, value in usual.items())
-
-
-def _gain(cell: Mapping[str, Any]) -> float | None:
-    layers = cell.get("accuracy_per_layer")
-    return 100.0 * (layers[-1] - layers[0]) if layers and len(layers) > 1 else None
-
-
-def _significance(first: Sequence[Observation], second: Sequence[Observation]) -> str:
-    """The end of a sentence: the paired test of two accuracies."""
-    p = compare(first, second)
-    if p is None:
-        return ""
-    p_value = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    return f"; {p_value}" if p < LEVEL else f", which may be chance; {p_value}"
 
 
 def _percent(mean_and_error: tuple[float, float]) -> str:

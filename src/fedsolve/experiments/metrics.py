@@ -26,24 +26,15 @@ Read = Callable[[Mapping[str, Any], int | None], Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a table can show of a cell.
+    """What a table can show of a cell."""
 
-    key:      its name in experiment files and in the papers' tables.
-    label:    what heads a column and stands along an axis, with the unit.
-    unit:     what stands behind the number in a sentence.
-    better:   whether more is better, or less; None where neither is.
-    form:     how its numbers are written.
-    read:     where a cell keeps it; among its `measures` under the same name unless given.
-    ranked:   whether the report marks the best one in bold.
-    """
-
-    key: str
-    label: str
-    unit: str
-    better: Literal["up", "down"] | None
+    key: str  # its name in experiment files and in the papers' tables
+    label: str  # what heads a column and stands along an axis, with the unit
+    unit: str  # what stands behind the number in a sentence
+    better: Literal["up", "down"] | None  # None where neither more nor less is better
     form: Form
-    read: Read | None = None
-    ranked: bool = False
+    read: Read | None = None  # where a cell keeps it; among its `measures` under the same name unless given
+    ranked: bool = False  # whether the report marks the best one in bold
 
     def of(self, cell: Mapping[str, Any], depth: int | None) -> float | None:
         """The value of a cell after `depth` layers; None where it was not measured."""
@@ -99,10 +90,6 @@ def _traffic(cell: Mapping[str, Any], depth: int | None) -> Any:
     return None if None in ways else sum(ways)
 
 
-def _risk(cell: Mapping[str, Any], depth: int | None) -> Any:
-    return cell["risk"][depth or 0] if cell["risk"] else None
-
-
 def _separability(part: str, ratio: str) -> Read:
     def read(cell: Mapping[str, Any], depth: int | None) -> Any:
         layers = (cell["separability"] or {}).get(part)
@@ -120,7 +107,9 @@ _METRICS = (
     Metric("megabytes", "MB", "MB", "down", "count", _traffic),
     Metric("megabytes_up", "MB up", "MB", "down", "count", per_layer("bytes_up")),
     Metric("megabytes_down", "MB down", "MB", "down", "count", per_layer("bytes_down")),
-    Metric("risk", "risk", "", "down", "number", _risk),
+    Metric(
+        "risk", "risk", "", "down", "number", lambda cell, t: cell["risk"][t or 0] if cell["risk"] else None
+    ),
     *(
         Metric(f"{part}_{ratio}", f"{rows} {ratio.upper()}", "", "down", "number", _separability(part, ratio))
         for part, rows in (("train", "training"), ("test", "test"))
@@ -160,18 +149,8 @@ _WORDS = {
     "consistent": {True: "consistent", False: "inconsistent"},
     "remove": {True: "removed (RI)", False: "left in"},
 }
-_PLAIN = (
-    "dataset",
-    "backbone",
-    "partition",
-    "stage",
-    "network",
-    "feedback",
-    "activation",
-    "zero_activation",
-    "refinement_activation",
-)
-_NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
+_PLAIN = ("dataset", "backbone", "partition", "stage", "network", "feedback")
+_NAMES = {"remove": "regulariser", "noise": "flipped labels"}
 
 
 def axis_name(axis: str) -> str:
@@ -193,7 +172,8 @@ def axis_label(axis: str, value: Any) -> str:
     if axis in _SHARES:
         return f"{_SHARES[axis]} = {100 * value:g} %"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
+    plain = axis in _PLAIN or axis.endswith("activation")
+    return text if plain else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
 
 
 def spoken(parameter: str) -> str:

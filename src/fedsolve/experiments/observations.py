@@ -9,7 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,38 +34,24 @@ BACKBONES = {
 """Names the papers use for backbones."""
 
 
+def _kept(*keys: str) -> Any:
+    """A property: what the cell keeps under this key, and the next one in it."""
+    return property(lambda observation: reduce(getitem, keys, observation.cell))
+
+
 @dataclass(frozen=True)
 class Observation:
-    """A trained model read at one depth.
+    """A trained model read at one depth."""
 
-    cell:   the line of the run that it comes from.
-    depth:  layers it is read after; None where the model has none.
-    values: metrics by name in their units; those that were not measured are left out.
-    stage:  of a network, where the value is how often that stage was chosen.
-    """
+    cell: Mapping[str, Any]  # the line of the run that it comes from
+    depth: int | None  # layers it is read after; None where the model has none
+    values: Mapping[str, float]  # metrics by name in their units, without those that were not measured
+    stage: str | None = None  # of a network, where the value is how often that stage was chosen
 
-    cell: Mapping[str, Any]
-    depth: int | None
-    values: Mapping[str, float]
-    stage: str | None = None
-
-    @property
-    def method(self) -> str:
-        name: str = self.cell["method"]
-        return name
-
-    @property
-    def partition(self) -> str:
-        name: str = self.cell["partition"]["name"]
-        return name
-
-    @property
-    def noise(self) -> float:
-        return float(self.cell["noise"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.cell["seed"])
+    method = _kept("method")
+    partition = _kept("partition", "name")
+    noise = _kept("noise")
+    seed = _kept("seed")
 
     @property
     def grid(self) -> tuple[tuple[str, Any], ...]:
@@ -82,13 +69,8 @@ class Observation:
         return self.depth if self.cell["depths"] else None
 
     @property
-    def variant(self) -> tuple[Any, ...]:
-        """What was trained: the method at a point of its grid, whatever the partition and the seed."""
-        return self.method, self.grid, self.noise
-
-    @property
     def entry(self) -> tuple[Any, ...]:
-        """What is compared: a variant at one of its depths."""
+        """What is compared: the method at a point of its grid and a depth, whatever partition and seed."""
         return self.method, self.named_depth, self.grid, self.noise
 
     def layers(self, metric: str) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,11 @@ class Outcome:
         clock: seconds from the start to the end of each exchange.
         """
         history, spent = model.history, totals(model.history)
-        self.values |= {name: spent[name] for name in _COSTS} | {"seconds": seconds, "risk": _risks(model)}
+        # One exchange of a deep model may solve two classifiers: its history does not hold the risk of each.
+        solved = [record.risk for record in history if record.solved]
+        risks = model.risk.tolist() if isinstance(model, DeepModel) else solved
+        self.values |= {name: spent[name] for name in _COSTS}
+        self.values |= {"seconds": seconds, "risk": [_finite(risk) for risk in risks]}
         if isinstance(model, StagedModel):
             last = {name: index for index, record in enumerate(history) for name in record.solved}
             ends = [last[f"W{layer}"] + 1 for layer in range(model.layers + 1)]
@@ -125,16 +129,6 @@ class Clock(Follower):
         self._tick(f"exchange {record.exchange + 1} of {expected}")
 
 
-def _risks(model: Model) -> list[float | None]:
-    """The regularised risk of every classifier, in order."""
-    if isinstance(model, DeepModel):
-        # One exchange may solve two classifiers, so the history does not hold the risk of each.
-        risks = model.risk.tolist()
-    else:
-        risks = [record.risk for record in model.history if record.solved]
-    return [risk if risk is not None and np.isfinite(risk) else None for risk in risks]
-
-
 REPRESENTATION = ("intra", "inter", "ratio")
 """FLFA, Eqs. 56-58, of the features that enter the classifier."""
 
@@ -180,18 +174,11 @@ def enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str)
     outcome["accuracy"] = scores[score]
     if score != "last":
         outcome["hits"] = None  # those of the last round are not those of its score
-    _enter_representation(outcome, seen)
-
-
-def _enter_representation(outcome: dict[str, Any], seen: Sequence[Mapping[str, Any]]) -> None:
     looks = [metrics["representation"] for metrics in seen if "representation" in metrics]
-    if not looks:
-        return
-    per_round = {name: [_finite(look[name]) for look in looks] for name in REPRESENTATION}
-    outcome["representation_per_round"] = per_round
-    for name, values in per_round.items():
-        known = [value for value in _last(values) if value is not None]
-        if known:
+    for name in REPRESENTATION if looks else ():
+        values = [_finite(look[name]) for look in looks]
+        outcome.setdefault("representation_per_round", {})[name] = values
+        if known := [value for value in _last(values) if value is not None]:
             outcome["measures"][name] = float(np.mean(known))
 
 
@@ -206,7 +193,7 @@ def _enter_feedback(outcome: dict[str, Any], seen: Sequence[Mapping[str, Any]]) 
         "layers": layers,
         "rounds": [choices.count(layer) for layer in layers],
         "first": [_finite(scores[0].get(layer)) if scores else None for layer in layers],
-        "mean": [_mean([by_layer[layer] for by_layer in scores if layer in by_layer]) for layer in layers],
+        "mean": [_mean(by_layer[layer] for by_layer in scores if layer in by_layer) for layer in layers],
     }
 
 
@@ -214,7 +201,7 @@ def _last(values: Sequence[Any]) -> Sequence[Any]:
     return values[-max(1, round(TAIL * len(values))) :]
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean(values: Iterable[float]) -> float | None:
     known = [value for value in values if math.isfinite(value)]
     return float(np.mean(known)) if known else None
 

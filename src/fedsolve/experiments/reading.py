@@ -17,7 +17,6 @@ from fedsolve.experiments.algorithms import algorithms, parameter_names
 from fedsolve.experiments.config import (
     AXES,
     ENGINES,
-    PARTITIONS,
     DatasetSpec,
     Experiment,
     Measure,
@@ -75,6 +74,14 @@ _DATASET: Keys = {
 }
 _METHOD: Keys = {"method": str, "name": str, "parameters": dict, "grid": dict, "datasets": Words}
 _PAPER: Keys = {"key": str, "table": Words, "tables": Words}
+_KINDS: dict[str, Keys] = {
+    "iid": {},
+    "dirichlet": {"alpha": float, "capped": bool},
+    "shards": {"per_client": AtLeast1},
+    "pathological": {"classes_per_client": AtLeast1},
+    "column": {"column": str},
+}
+"""The options of each kind of partition. The natural one is by a column, which says who owns each row."""
 
 
 def _tables(values: Any, name: str) -> list[tuple[Any, str]]:
@@ -97,9 +104,14 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
     datasets = tuple(_dataset(*each, shared) for each in _tables(top["dataset"], "dataset"))
     # The same dataset may be seen through several backbones; tables tell them apart by these.
     _unique([f"{dataset.name} ({dataset.backbone})" for dataset in datasets], "dataset")
-    dataset_names = [dataset.name for dataset in datasets]
-    methods = tuple(_method(*each, grid, dataset_names) for each in _tables(top["method"], "method"))
+    names = [dataset.name for dataset in datasets]
+    methods = tuple(_method(*each, grid) for each in _tables(top["method"], "method"))
     _unique([method.name for method in methods], "method")
+    partitions = _partitions(_tables(top["partition"], "partition"))
+    for spec in (*partitions, *methods):
+        for each in spec.datasets or ():
+            if each not in names:
+                raise DataError(f"unknown dataset '{each}' in {spec.name}.{known_are(each, names)}")
     _check_shared(grid, methods, "[grid]")
     _check_shared(shared, methods, "[parameters]")
     for dataset in datasets:
@@ -116,7 +128,7 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
         top["title"],
         _seeds(top["seeds"]),
         datasets,
-        _partitions(_tables(top["partition"], "partition"), dataset_names),
+        partitions,
         methods,
         measure,
         _table(top.get("table", {}), methods),
@@ -159,34 +171,22 @@ def _dataset(values: Any, where: str, shared: Keys) -> DatasetSpec:
     return DatasetSpec(name or address or "random", address, **given)
 
 
-def _partitions(tables: list[tuple[Any, str]], datasets: Sequence[str]) -> tuple[PartitionSpec, ...]:
+def _partitions(tables: list[tuple[Any, str]]) -> tuple[PartitionSpec, ...]:
     specs = []
     for values, where in tables:
         kind = str(values.get("kind", "iid")) if isinstance(values, dict) else "iid"
-        if kind not in PARTITIONS:
-            raise DataError(f"unknown partition kind '{kind}' in {where}.{known_are(kind, PARTITIONS)}")
-        known: Keys = {"kind": str, "name": str, "datasets": Words}
-        needed = ["kind"]
-        signed = PARTITIONS[kind]
-        own = None if signed is None else signed[0]
-        if kind != "column":
-            known |= {"clients": AtLeast1, "min_size": AtLeast0}
-            needed.append("clients")
-        if own is not None:
-            known[own] = {"column": str, "alpha": float}.get(own, AtLeast1)
-            known |= {"capped": bool} if own == "alpha" else {}
-            needed.append(own)
+        if kind not in _KINDS:
+            raise DataError(f"unknown partition kind '{kind}' in {where}.{known_are(kind, _KINDS)}")
+        own, sizes = _KINDS[kind], {"clients": AtLeast1, "min_size": AtLeast0}
+        known = {"kind": str, "name": str, "datasets": Words, **({} if kind == "column" else sizes), **own}
+        needed = [name for name in known if name in ("kind", "clients", *own) and name != "capped"]
         given = typed(values, where, known, needed)
-        _check_datasets(given, datasets, where)
-        if own == "alpha" and given["alpha"] <= 0:
+        if given.get("alpha", 1.0) <= 0:
             raise DataError(f"'alpha' in {where} must be positive; got {given['alpha']}.")
         options: Keys = {} if kind == "column" else {"min_size": given.get("min_size", 0)}
-        options |= {name: given[name] for name in (own, "capped") if name in given}
-        specs.append(
-            PartitionSpec(
-                given.get("name", ""), kind, given.get("clients", 0), options, given.get("datasets")
-            )
-        )
+        options |= {name: given[name] for name in own if name in given}
+        dealt = kind, given.get("clients", 0), options, given.get("datasets")
+        specs.append(PartitionSpec(given.get("name", ""), *dealt))
     # Without a name of its own a partition is called after its setting, and K where that is not enough.
     settings = [spec.setting for spec in specs]
     for index, spec in enumerate(specs):
@@ -198,7 +198,7 @@ def _partitions(tables: list[tuple[Any, str]], datasets: Sequence[str]) -> tuple
     return tuple(specs)
 
 
-def _method(values: Any, where: str, shared: Keys, datasets: Sequence[str]) -> MethodSpec:
+def _method(values: Any, where: str, shared: Keys) -> MethodSpec:
     given = typed(values, where, {**_METHOD, "depths": tuple[AtLeast0, ...]}, ["method"])
     algorithm = given["method"]
     if ":" not in algorithm and algorithm not in algorithms():
@@ -221,7 +221,6 @@ def _method(values: Any, where: str, shared: Keys, datasets: Sequence[str]) -> M
     depths = given.get("depths", ())
     if depths and "layers" not in known:
         raise DataError(f"{name} ({algorithm}) has no layers, so it takes no 'depths'.")
-    _check_datasets(given, datasets, where)
     points = {parameter: tuple(listed) for parameter, listed in grid.items()}
     return MethodSpec(name, algorithm, parameters, points, depths, given.get("datasets"))
 
@@ -258,12 +257,6 @@ def _table(values: Any, methods: Sequence[MethodSpec]) -> TableSpec:
     if "relative_seconds" in table.values and table.baseline is None:
         raise DataError("'relative_seconds' of [table] are those of the 'baseline'; name one.")
     return table
-
-
-def _check_datasets(given: Keys, known: Sequence[str], where: str) -> None:
-    for name in given.get("datasets", ()):
-        if name not in known:
-            raise DataError(f"unknown dataset '{name}' in {where}.{known_are(name, known)}")
 
 
 def _check_shared(parameters: Mapping[str, Any], methods: Sequence[MethodSpec], where: str) -> None:

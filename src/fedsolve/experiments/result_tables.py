@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedsolve.experiments.config import Experiment, TableSpec
+from fedsolve.experiments.config import TableSpec
 from fedsolve.experiments.metrics import METRICS, axis_label, axis_name
 from fedsolve.experiments.observations import (
     LEVEL,
@@ -28,19 +28,14 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TableCell:
-    """One number of a table.
-
-    mean:  None where the models have no such value: a singular system, or a part without rows.
-    error: standard error, None for one seed. seeds: how many, None in a paper. p: against the baseline.
-    printed: what a paper has in this place, by the number of its table.
-    """
+    """One number of a table."""
 
     metric: str
-    mean: float | None
-    error: float | None
-    seeds: int | None = None
-    p: float | None = None
-    printed: Mapping[str, TableCell] = field(default_factory=dict)
+    mean: float | None  # None where the models have no such value: a singular system, a part without rows
+    error: float | None  # standard error, None for one seed
+    seeds: int | None = None  # how many, None in a paper
+    p: float | None = None  # against the baseline
+    printed: Mapping[str, TableCell] = field(default_factory=dict)  # a paper's, by the number of its table
 
     @property
     def marked(self) -> bool:
@@ -71,17 +66,14 @@ class Row:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table for people: `corner` names the rows' axes, notes say how to read it.
-
-    remark: what the experiment's file says of all its tables.
-    """
+    """A table for people."""
 
     title: str
-    corner: str
+    corner: str  # the rows' axes
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-    remark: str = ""
+    notes: tuple[str, ...]  # how to read it
+    remark: str = ""  # what the experiment's file says of all its tables
 
     def as_dict(self) -> dict[str, Any]:
         """The table as JSON values."""
@@ -164,14 +156,9 @@ def tables_of(run: RunFolder) -> list[ResultTable]:
     if not items:
         return []
     layout = _layout(spec, items)
-    if "metric" in layout.rows + layout.columns:
-        groups: list[tuple[str, ...]] = [spec.values]
-    else:
-        groups = [(value,) for value in spec.values]
-    tables = []
-    for metrics in groups:
-        named = f", {METRICS[metrics[0]].label}" if len(groups) > 1 else ""
-        tables.append(_Builder(run, items, layout, metrics).table(f"{run.experiment.title}{named}"))
+    groups = [spec.values] if "metric" in layout.axes else [(value,) for value in spec.values]
+    named = [f", {METRICS[metrics[0]].label}" if len(groups) > 1 else "" for metrics in groups]
+    tables = [_table(run, items, layout, *each) for each in zip(groups, named, strict=True)]
     return [table for table in tables if table.rows]
 
 
@@ -203,27 +190,17 @@ class _Layout:
 def _layout(spec: TableSpec, items: Sequence[Observation]) -> _Layout:
     """The experiment's axes; what else varies is added to the rows, so that no two models share a place."""
     grid = dict.fromkeys(name for one in items for name, _ in one.grid)
-    candidates = ("dataset", "backbone", "partition", "method", *grid, "noise", "depth")
-
-    def varies(axis: str) -> bool:
-        return len({_key(one.coordinates.get(axis)) for one in items}) > 1
-
     rows, columns = spec.rows, spec.columns
     if not columns and "metric" not in rows and len(spec.values) > 1 and rows:
         columns = ("metric",)
     elif not columns:
         free = [axis for axis in ("partition", *grid, "noise", "dataset") if axis not in rows]
-        columns = tuple([axis for axis in free if varies(axis)][:1]) or ("metric",)
-    if not rows:
-        rows = ("method",)
-    layout = _Layout(rows, columns)
-    for axis in candidates:
-        places: dict[Place, set[Any]] = {}
-        for one in items:
-            places.setdefault(_key(layout.place(layout.axes, one, "")), set()).add(
-                _key(one.coordinates.get(axis))
-            )
-        if axis not in layout.axes and any(len(values) > 1 for values in places.values()):
+        varied = [axis for axis in free if len({_key(one.coordinates.get(axis)) for one in items}) > 1]
+        columns = tuple(varied[:1]) or ("metric",)
+    layout = _Layout(rows or ("method",), columns)
+    for axis in ("dataset", "backbone", "partition", "method", *grid, "noise", "depth"):
+        found = {(_key(layout.place(layout.axes, one, "")), _key(one.coordinates.get(axis))) for one in items}
+        if axis not in layout.axes and len(found) > len({place for place, _ in found}):
             layout = _Layout((*layout.rows, axis), layout.columns)
     return layout
 
@@ -235,13 +212,10 @@ def _key(value: Any) -> Any:
 
 def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
     """Places sorted axis by axis, values of each axis in the order in which they first came up."""
-    ranks: list[dict[Any, int]] = [{} for _ in next(iter(places), ())]
-    for key in places:
-        for rank, value in zip(ranks, key, strict=True):
-            rank.setdefault(value, len(rank))
+    known = [list(dict.fromkeys(values)) for values in zip(*places, strict=True)]
 
-    def order(key: Place) -> tuple[int, ...]:
-        return tuple(rank[value] for rank, value in zip(ranks, key, strict=True))
+    def order(key: Place) -> list[int]:
+        return [values.index(value) for values, value in zip(known, key, strict=True)]
 
     return {key: places[key] for key in sorted(places, key=order)}
 
@@ -249,102 +223,88 @@ def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
 # -- filling ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Builder:
-    run: RunFolder
-    items: Sequence[Observation]
-    layout: _Layout
-    metrics: tuple[str, ...]
+def _table(
+    run: RunFolder, items: Sequence[Observation], layout: _Layout, metrics: tuple[str, ...], named: str
+) -> ResultTable:
+    cells: dict[tuple[Place, Place], list[Observation]] = {}
+    rows: dict[Place, Place] = {}
+    columns: dict[Place, Place] = {}
+    shown: dict[tuple[Place, Place], str] = {}
+    for metric in metrics:
+        for one in items:
+            row, column = (layout.place(axes, one, metric) for axes in (layout.rows, layout.columns))
+            key = _key(row), _key(column)
+            rows.setdefault(key[0], row)
+            columns.setdefault(key[1], column)
+            shown.setdefault(key, metric)
+            cells.setdefault(key, []).append(one)
+    rows, columns = _ordered(rows), _ordered(columns)
+    ref, lines = run.experiment.paper, []
+    numbers = [] if ref is None else printed(ref.key, ref.tables)
+    for row_key, row in rows.items():
+        keys = [(row_key, column_key) for column_key in columns]
+        entries = [_entry(run, items, cells[k], shown[k], numbers) if k in cells else None for k in keys]
+        lines.append(Row(_label(layout.rows, row), tuple(entries)))
+    return ResultTable(
+        run.experiment.title + named,
+        ", ".join(axis_name(axis) for axis in layout.rows),
+        tuple(_label(layout.columns, column) for column in columns.values()),
+        tuple(lines),
+        tuple(_notes(run, metrics, lines)),
+        run.experiment.notes,
+    )
 
-    def table(self, title: str) -> ResultTable:
-        cells: dict[tuple[Place, Place], list[tuple[Observation, str]]] = {}
-        rows: dict[Place, Place] = {}
-        columns: dict[Place, Place] = {}
-        for metric in self.metrics:
-            for one in self.items:
-                row, column = (
-                    self.layout.place(axes, one, metric) for axes in (self.layout.rows, self.layout.columns)
-                )
-                columns.setdefault(_key(column), column)
-                rows.setdefault(_key(row), row)
-                cells.setdefault((_key(row), _key(column)), []).append((one, metric))
-        rows, columns = _ordered(rows), _ordered(columns)
-        ref = self._experiment.paper
-        numbers = [] if ref is None else printed(ref.key, ref.tables)
-        lines: list[Row] = []
-        for row_key, row in rows.items():
-            groups = [cells.get((row_key, column_key)) for column_key in columns]
-            entries = [None if group is None else self._entry(group, numbers) for group in groups]
-            lines.append(Row(self._label(self.layout.rows, row), tuple(entries)))
-        return ResultTable(
-            title,
-            ", ".join(axis_name(axis) for axis in self.layout.rows),
-            tuple(self._label(self.layout.columns, column) for column in columns.values()),
-            tuple(lines),
-            tuple(self._notes(lines)),
-            self._experiment.notes,
-        )
 
-    @property
-    def _experiment(self) -> Experiment:
-        return self.run.experiment
+def _label(axes: Sequence[str], place: Place) -> str:
+    labels = [axis_label(axis, value) for axis, value in zip(axes, place, strict=True)]
+    return ", ".join(label for label in labels if label) or "–"
 
-    def _label(self, axes: Sequence[str], place: Place) -> str:
-        labels = [axis_label(axis, value) for axis, value in zip(axes, place, strict=True)]
-        return ", ".join(label for label in labels if label) or "–"
 
-    def _entry(self, group: list[tuple[Observation, str]], numbers: Sequence[Printed]) -> TableCell:
-        one, metric = group[0]
-        coordinates = {**one.coordinates, "partition": one.setting, "metric": metric}  # as papers spell them
-        theirs = {
-            each.table: TableCell(metric, each.mean, each.spread)
-            for each in numbers
-            if each.about(coordinates)
-        }
-        values = [one.values[metric] for one, _ in group if metric in one.values]
-        if not values:
-            return TableCell(metric, None, None, printed=theirs)
-        mean, error = mean_and_error(values)
-        p = self._p([one for one, _ in group]) if metric == "test" else None
-        return TableCell(metric, mean, error, len(values), p, theirs)
+def _entry(
+    run: RunFolder,
+    items: Sequence[Observation],
+    group: Sequence[Observation],
+    metric: str,
+    numbers: Sequence[Printed],
+) -> TableCell:
+    """What the observations of one place give: with a p-value against the baseline of the same conditions."""
+    one, baseline, p = group[0], run.experiment.table.baseline, None
+    coordinates = {**one.coordinates, "partition": one.setting, "metric": metric}  # as papers spell them
+    about = [each for each in numbers if each.about(coordinates)]
+    theirs = {each.table: TableCell(metric, each.mean, each.spread) for each in about}
+    values = [each.values[metric] for each in group if metric in each.values]
+    if not values:
+        return TableCell(metric, None, None, printed=theirs)
+    if metric == "test" and baseline not in (None, one.method):
+        p = compare(group, [each for each in items if each.method == baseline and _alike(each, one)])
+    return TableCell(metric, *mean_and_error(values), len(values), p, theirs)
 
-    def _p(self, group: list[Observation]) -> float | None:
-        """The p-value against the baseline under the same conditions."""
-        baseline = self._experiment.table.baseline
-        first = group[0]
-        if baseline is None or first.method == baseline:
-            return None
-        rivals = [one for one in self.items if one.method == baseline and _alike(one, first)]
-        return compare(group, rivals)
 
-    def _notes(self, lines: Sequence[Row]) -> Iterator[str]:
-        experiment = self._experiment
-        entries = [entry for row in lines for entry in row.entries if entry is not None]
-        theirs = [each for entry in entries for each in entry.printed.values()]
-        seeds = sorted({entry.seeds for entry in entries if entry.seeds})
-        if seeds:
-            count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-            spread = "; ± is the standard error" if seeds[-1] > 1 else ""
-            yield f"Mean over {count} seed{'s' if count != '1' else ''}{spread}."
-        if any(entry.marked for entry in entries):
-            test = f"paired test on the test rows, p < {LEVEL}"
-            yield f"* differs from {experiment.table.baseline} ({test})."
-        if theirs and experiment.paper is not None:
-            paper = papers()[experiment.paper.key]
-            sign = (
-                f"; ± there is the {paper['spread']}"
-                if any(each.error is not None for each in theirs)
-                else ""
-            )
-            yield f"paper: {paper['paper']}, printed numbers{sign}."
-        scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
-        rounds = any(cell.get("accuracy_per_round") for cell in self.run.cells)
-        if rounds and "test" in self.metrics and experiment.measure.score in scored:
-            yield f"Accuracy of a gradient method: {scored[experiment.measure.score]}."
-        if any(entry.mean is None for entry in entries):
-            yield "–: not measured, or no model came out of a singular system."
-        if self.run.missing:
-            yield f"{self.run.missing} cells of this experiment have not been run yet."
+def _notes(run: RunFolder, metrics: Sequence[str], lines: Sequence[Row]) -> Iterator[str]:
+    experiment = run.experiment
+    entries = [entry for row in lines for entry in row.entries if entry is not None]
+    theirs = [each for entry in entries for each in entry.printed.values()]
+    seeds = sorted({entry.seeds for entry in entries if entry.seeds})
+    if seeds:
+        count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        spread = "; ± is the standard error" if seeds[-1] > 1 else ""
+        yield f"Mean over {count} seed{'s' if count != '1' else ''}{spread}."
+    if any(entry.marked for entry in entries):
+        test = f"paired test on the test rows, p < {LEVEL}"
+        yield f"* differs from {experiment.table.baseline} ({test})."
+    if theirs and experiment.paper is not None:
+        paper = papers()[experiment.paper.key]
+        spreads = any(each.error is not None for each in theirs)
+        sign = f"; ± there is the {paper['spread']}" if spreads else ""
+        yield f"paper: {paper['paper']}, printed numbers{sign}."
+    scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
+    rounds = any(cell.get("accuracy_per_round") for cell in run.cells)
+    if rounds and "test" in metrics and experiment.measure.score in scored:
+        yield f"Accuracy of a gradient method: {scored[experiment.measure.score]}."
+    if any(entry.mean is None for entry in entries):
+        yield "–: not measured, or no model came out of a singular system."
+    if run.missing:
+        yield f"{run.missing} cells of this experiment have not been run yet."
 
 
 def _alike(baseline: Observation, one: Observation) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,15 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.experiments.charts import (
-    ACCURACY,
-    EVERYWHERE,
-    Chart,
-    Read,
-    chart_plots,
-    partition_of,
-    seeds_told,
-)
+from fedsolve.experiments.charts import ACCURACY, EVERYWHERE, Chart, Read, chart_plots, seeds_told
 from fedsolve.experiments.metrics import METRICS, axis_label, spoken, tell
 from fedsolve.experiments.observations import (
     Observation,
@@ -38,62 +29,39 @@ MOST_MAPS = 4
 
 # -- accuracy against a setting of the experiment --------------------------------------------------
 
-SKEWS = {
-    "dirichlet": ("alpha", "α"),
-    "shards": ("per_client", "shards per client"),
-    "pathological": ("classes_per_client", "classes per client"),
-}
-
 
 def accuracy_at(place: Callable[[Observation], float | None]) -> Read:
     """The accuracy at the place of an observation, if it has one."""
     return lambda item: [] if (x := place(item)) is None else [(x, item.accuracy)]
 
 
-def _setting(item: Observation) -> tuple[str, Any]:
-    """Kind and option of the partition, whatever its number of clients."""
-    dealt = item.cell["partition"]
-    return dealt["kind"], dealt[SKEWS[dealt["kind"]][0]] if dealt["kind"] in SKEWS else None
-
-
-def _told_setting(setting: tuple[str, Any]) -> str:
-    kind, value = setting
-    return f"partition {SKEWS[kind][1]} = {value:g}" if kind in SKEWS else "partition IID"
-
-
 def _clients(item: Observation) -> int:
     return int(item.cell["partition"]["clients"])
 
 
-def _skew(kind: str, x: Axis) -> Chart:
+def _skew(name: str, option: str, x: Axis) -> Chart:
     """Accuracy against the option of one kind of partition."""
 
     def place(item: Observation) -> float | None:
-        own, value = _setting(item)
+        dealt = item.cell["partition"]
         # Even shares are the limit of a large alpha.
-        return float(value) if own == kind else math.inf if (kind, own) == ("dirichlet", "iid") else None
+        limit = math.inf if option == "alpha" and dealt["kind"] == "iid" else None
+        return float(dealt[option]) if option in dealt else limit
 
-    return Chart(
-        {"dirichlet": "alpha", "pathological": "classes"}.get(kind, kind),
-        "Accuracy against the skew of the partition.",
-        x,
-        {"": accuracy_at(place)},
-        held=_clients,
-        told="{} clients".format,
-    )
+    title = "Accuracy against the skew of the partition."
+    return Chart(name, title, x, {"": accuracy_at(place)}, held=_clients, told="{} clients".format)
 
 
 SETTINGS = (
-    _skew("dirichlet", Axis("Dirichlet α (smaller is more skewed)", log=True, tried=True)),
-    _skew("shards", Axis("shards per client (fewer is more skewed)", whole=True)),
-    _skew("pathological", Axis("classes per client (fewer is more skewed)", whole=True)),
+    _skew("alpha", "alpha", Axis("Dirichlet α (smaller is more skewed)", log=True, tried=True)),
+    _skew("shards", "per_client", Axis("shards per client (fewer is more skewed)", whole=True)),
+    _skew("classes", "classes_per_client", Axis("classes per client (fewer is more skewed)", whole=True)),
     Chart(
         "clients",
         "Accuracy against the number of clients.",
         Axis("number of clients", log=True, tried=True),
         {"": accuracy_at(_clients)},
-        held=_setting,
-        told=_told_setting,
+        held=lambda item: item.setting,
     ),
     Chart(
         "noise",
@@ -204,15 +172,14 @@ def method_plots(items: Sequence[Observation]) -> Iterator[Plot]:
         return
     methods = distinct(item.method for item in items)
     read, title = accuracy_at(lambda item: methods.index(item.method)), "The methods side by side."
-    chart = Chart("methods", title, Axis.of("", methods), {"": read}, kind="rows", single=True)
+    more: dict[str, Any] = {"names": lambda i: i.partition, "held": lambda i: "", "told": str}
     if len(distinct(item.named_depth for item in items if item.named_depth is not None)) > 1:
-        chart = dataclasses.replace(
-            chart, names=lambda i: "no layers" if i.named_depth is None else f"T = {i.named_depth}"
-        )
-    else:
-        chart = dataclasses.replace(chart, names=partition_of, held=lambda i: "", told=str)
+        more = {"names": lambda i: "no layers" if i.named_depth is None else f"T = {i.named_depth}"}
     if len(methods) >= 3:
-        yield from chart_plots(chart, items)
+        rows = Axis.of("", methods)
+        yield from chart_plots(
+            Chart("methods", title, rows, {"": read}, kind="rows", single=True, **more), items
+        )
 
 
 BLOCKS, ROUNDS = Axis("residual blocks T", whole=True), Axis("rounds", whole=True)

@@ -25,16 +25,13 @@ OPTIONS = "options.json"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder: the experiment, its finished cells in the experiment's order, how many it lacks.
-
-    backbone: what it was last run with instead of the file's own; None where that was not replaced.
-    """
+    """A run folder: the experiment, its finished cells in the experiment's order, how many it lacks."""
 
     folder: Path
     experiment: Experiment
     cells: list[dict[str, Any]]
     missing: int
-    backbone: str | None = None
+    backbone: str | None = None  # what it was last run with, where that was not the file's own
 
     @property
     def name(self) -> str:
@@ -57,7 +54,10 @@ def load_run(folder: str | Path) -> RunFolder:
             f"{folder} is not a run: it has no {TEXT}. Name a folder that 'fedsolve experiment run' made."
         )
     experiment = read_experiment(folder / TEXT, name=folder.name)
-    backbone = _read_json(folder / OPTIONS, {}).get("backbone")
+    backbone, options = None, folder / OPTIONS
+    if options.is_file():
+        with explained(f"{options} is damaged", "Remove it and run the experiment again.", ModelFileError):
+            backbone = json.loads(container.read(options)).get("backbone")
     if backbone is not None:
         experiment = experiment.with_backbone(backbone)
     records = {record["cell"]: record for record in read_lines(folder / CELLS)[0]}
@@ -71,13 +71,6 @@ def load_run(folder: str | Path) -> RunFolder:
             labels["partition"] = record["partition"] | {"name": cell.partition.name}
             cells.append(record | labels)
     return RunFolder(folder, experiment, cells, len(planned) - len(cells), backbone)
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    if not path.is_file():
-        return default
-    with explained(f"{path} is damaged", "Remove it and run the experiment again.", ModelFileError):
-        return json.loads(container.read(path))
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:

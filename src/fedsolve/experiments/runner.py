@@ -26,31 +26,27 @@ from fedsolve.version import __version__
 
 @dataclass(frozen=True)
 class CellProgress:
-    """The progress of a run: finished cells (including those found at the start) of all, and the current one.
-
-    seconds_left: estimated from the cells that this run finished; None before the first.
-    """
+    """How far a run is: finished cells of all, those found at the start included, and the current one."""
 
     done: int
     total: int
     cell: str
     remark: str
-    seconds_left: float | None
+    seconds_left: float | None  # estimated from the cells that this run finished; None before the first
 
 
 @dataclass
 class Summary:
-    """What a run did.
-
-    left_out: cells that need a package which is not installed here, by method; the next run tries them again.
-    """
+    """What a run did."""
 
     folder: Path
     total: int
     found: int = 0
     ran: int = 0
     damaged: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(
+        default_factory=dict
+    )  # by method, for want of a package; to be run later
     seconds: float = 0.0
 
 
@@ -102,24 +98,18 @@ def run_experiment(
                 tally.left_out[cell.method.name] = tally.left_out.get(cell.method.name, 0) + 1
             else:
                 tick("")
-                heard = Within(follow, str(cell), _about(experiment, cell))
+                about: dict[str, Any] = {
+                    "experiment": experiment.name,
+                    "cell": cell.id,
+                    "dataset": cell.dataset.name,
+                }
+                about |= {"partition": cell.partition.name, "noise": cell.noise, "seed": cell.seed}
+                heard = Within(follow, str(cell), about)
                 outcome = train_cell(cell, rows, workers, tick, heard).values
                 journal.append(record_of(experiment, cell, key, rows, outcome))
                 tally.ran += 1
             tally.seconds = time.perf_counter() - started
     return tally
-
-
-def _about(experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """The description of a cell for followers."""
-    return {
-        "experiment": experiment.name,
-        "cell": cell.id,
-        "dataset": cell.dataset.name,
-        "partition": cell.partition.name,
-        "noise": cell.noise,
-        "seed": cell.seed,
-    }
 
 
 def record_of(
@@ -176,15 +166,11 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     except OSError:  # not on every platform
         pass
     host = {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
-    return host | _gpu(device)
+    if device != "cpu":
+        import torch
 
+        from fedsolve.backends.devices import find_device
 
-def _gpu(device: str) -> dict[str, str]:
-    if device == "cpu":
-        return {}
-    import torch
-
-    from fedsolve.backends.devices import find_device
-
-    place = find_device(device)
-    return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
+        place = find_device(device)
+        host |= {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
+    return host

@@ -21,20 +21,18 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ExperimentRows:
-    """Features (rows, width) and labels of the training and the test part; key names their contents.
-
-    owners: (rows,) who owns each training row, as the column `owner_column` of the data says.
-    pixels: the backbone that gave them, where a method treats them as images and it is not the one named.
-    """
+    """Features (rows, width) and labels of the training and the test part; key names their contents."""
 
     x_train: Array
     y_train: Array
     x_test: Array | None
     y_test: Array | None
     key: str
-    owners: Array | None = None
+    owners: Array | None = None  # (rows,) who owns each training row, as this column of the data says
     owner_column: str | None = None
-    pixels: str | None = None
+    pixels: str | None = (
+        None  # the backbone that gave images to a method that treats them, if not the named one
+    )
 
     @property
     def classes(self) -> Array:
@@ -55,20 +53,19 @@ class StoredRows:
     def __init__(self, data: str | Path | None = None, store: str | Path | None = None) -> None:
         self._data = data
         self._store = store
-        self._latest: tuple[DatasetSpec, dict[Any, ExperimentRows]] | None = None
+        self._dataset: DatasetSpec | None = None
+        self._forms: dict[Any, ExperimentRows] = {}
 
     def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
         if spec.random is not None:
             return random_rows(spec, seed)
-        # One dataset at a time: cells come dataset by dataset, and two may not fit in memory.
-        # In all the forms that its methods take.
+        # One dataset at a time, in all the forms that its methods take: two may not fit in memory.
         dataset = replace(spec, treated=None)
-        if self._latest is None or self._latest[0] != dataset:
-            self._latest = (dataset, {})
-        forms = self._latest[1]
-        if spec.treated not in forms:
-            forms[spec.treated] = self._read(spec, tick)
-        return forms[spec.treated]
+        if self._dataset != dataset:
+            self._dataset, self._forms = dataset, {}
+        if spec.treated not in self._forms:
+            self._forms[spec.treated] = self._read(spec, tick)
+        return self._forms[spec.treated]
 
     def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
         from fedsolve.data.address import Address
