@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from collections.abc import Iterable, Iterator
@@ -137,3 +138,21 @@ def unreadable(path: object, problem: OSError) -> ModelFileError:
     """The error for a file that is not there or must not be read."""
     # Not `strerror`: pyarrow's repeats the path.
     return ModelFileError(f"cannot read {path}: {os.strerror(problem.errno) if problem.errno else problem}.")
+
+
+@contextmanager
+def reading(path: object, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A block that reads a file; one that is not there, or damaged, is told by its name.
+
+    kinds: errors that tell of damage, besides those of the system.
+    """
+    damage: tuple[type[Exception], ...] = (OSError, *kinds)
+    try:
+        yield
+    except FedsolveError:
+        raise
+    except damage as problem:
+        # Damage shows in errors without a number, and in places in the file that make no sense.
+        if isinstance(problem, OSError) and problem.errno not in (None, errno.EINVAL):
+            raise unreadable(path, problem) from problem
+        raise damaged(path, what, problem) from problem

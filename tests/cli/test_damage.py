@@ -91,7 +91,7 @@ def agreement(folder: Path):
 
 def rows_of_runs(folder: Path):
     pytest.importorskip("flwr")
-    from fedsolve.tables.fingerprints import RowsByRun
+    from fedsolve.federation.fingerprints import RowsByRun
 
     path = folder / "rows.json"
     assert RowsByRun(path, ClientData(X, Y)).same("run")

@@ -18,12 +18,12 @@ from fedsolve.cluster.crew import gpu_share
 from fedsolve.cluster.lanes import LANES, SumTree, in_lanes, shares
 from fedsolve.cluster.row_file import file_of
 from fedsolve.cluster.worker import Seen, Worker
+from fedsolve.data.parquet_rows import FileStamp
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import ExperimentRows
 from fedsolve.federation.messages import Needs, Term
-from fedsolve.tables.fingerprints import FileStamp
 from tests.command import fedsolve, refused
 from tests.toy import RANDOM, opening, written
 

@@ -257,13 +257,13 @@ def test_pixels_of_a_size() -> None:
 
 def test_pixels_of_different_shapes() -> None:
     turned = COLOUR[0].transpose(1, 0, 2)
-    with pytest.raises(DataError, match=r"\(20, 30, 3\) in place 0 .* \(30, 20, 3\) in place 1.*pixels:32"):
+    with pytest.raises(DataError, match=r"\(20, 30, 3\) first, but \(30, 20, 3\) in place 1.*pixels:32"):
         load_backbone("pixels").extract([COLOUR[0], turned])
     with pytest.raises(DataError, match="channels=gray or channels=rgb"):
         load_backbone("pixels:8").extract([COLOUR[0], GRAY[0]])
     backbone = load_backbone("pixels")
     backbone.extract(COLOUR)
-    with pytest.raises(DataError, match=r"\(30, 20, 3\) after \(20, 30, 3\)"):
+    with pytest.raises(DataError, match=r"\(20, 30, 3\) first, but \(30, 20, 3\) in place 0"):
         backbone.extract([turned])
 
 

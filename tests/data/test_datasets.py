@@ -20,12 +20,11 @@ from fedsolve.data.address import Address
 from fedsolve.data.datasets import (
     Dataset,
     Split,
-    cifar,
     datasets,
-    idx,
+    folder,
     is_address,
     load_dataset,
-    tiny_imagenet,
+    published,
 )
 from fedsolve.data.images import ArrayImages, FileImages
 from fedsolve.errors import DataError
@@ -188,8 +187,8 @@ def small_idx(tmp_path, monkeypatch):
         "t10k-images-idx3-ubyte": noise(20, 28, 28, seed=1),
         "t10k-labels-idx1-ubyte": (np.arange(20) % 10).astype(np.uint8),
     }
-    spec = dataclasses.replace(idx.MNIST, rows=(60, 20), digests=())
-    monkeypatch.setattr(idx, "KNOWN", (spec,))
+    spec = dataclasses.replace(published.MNIST, rows=(60, 20), digests={})
+    monkeypatch.setattr(published, "KNOWN", (spec,))
 
     def write(folder="mnist", packed=True):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -231,16 +230,23 @@ def test_idx_files_that_are_missing_or_damaged_are_named(small_idx):
         path.write_bytes(contents)
         refused("mnist", root, path, fragment, "Get")
     path.unlink()
-    refused("mnist", root, root / "mnist", "has no t10k-images-idx3-ubyte", idx.MNIST.source)
+    refused("mnist", root, root / "mnist", "has no t10k-images-idx3-ubyte", published.MNIST.source)
 
 
 def test_idx_contents_must_be_the_official_ones(small_idx, monkeypatch):
     root, _, write = small_idx
     write()
-    spec = dataclasses.replace(idx.MNIST, rows=(60, 20))
-    monkeypatch.setattr(idx, "KNOWN", (spec,))
+    spec = dataclasses.replace(published.MNIST, rows=(60, 20))
+    monkeypatch.setattr(published, "KNOWN", (spec,))
     path = root / "mnist" / "train-images-idx3-ubyte.gz"
-    refused("mnist", root, path, "not the official file of mnist", idx.MNIST.digests[0], idx.MNIST.source)
+    refused(
+        "mnist",
+        root,
+        path,
+        "not the official file of mnist",
+        published.MNIST.digests["train-images-idx3-ubyte"],
+        published.MNIST.source,
+    )
 
 
 def test_idx_labels_must_cover_every_class(small_idx):
@@ -256,9 +262,9 @@ def test_idx_labels_must_cover_every_class(small_idx):
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
     """CIFAR-10 and -100 with a few images; the folder and a writer of pickles in the official layout."""
-    ten = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={})
-    hundred = dataclasses.replace(cifar.CIFAR100, rows=(200, 100), digests={})
-    monkeypatch.setattr(cifar, "KNOWN", (ten, hundred))
+    ten = dataclasses.replace(published.CIFAR10, rows=(100, 20), digests={})
+    hundred = dataclasses.replace(published.CIFAR100, rows=(200, 100), digests={})
+    monkeypatch.setattr(published, "KNOWN", (ten, hundred))
     batches = {f"data_batch_{n}": (noise(20, 3072, seed=n), np.arange(20) % 10) for n in range(1, 6)}
     batches["test_batch"] = (noise(20, 3072, seed=6), np.arange(20)[::-1] % 10)
 
@@ -362,8 +368,8 @@ def test_cifar_files_that_are_missing_or_damaged_are_named(small_cifar, monkeypa
     refused("cifar10", root, root / "cifar-10-batches-py", "has no data_batch_2")
 
     path.write_bytes(whole)
-    spec = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={"data_batch_2": "0" * 32})
-    monkeypatch.setattr(cifar, "KNOWN", (spec,))
+    spec = dataclasses.replace(published.CIFAR10, rows=(100, 20), digests={"data_batch_2": "0" * 32})
+    monkeypatch.setattr(published, "KNOWN", (spec,))
     refused("cifar10", root, path, "not the official file of cifar10", "0" * 32)
 
 
@@ -425,8 +431,8 @@ def test_cifar_is_read_from_png_folders(small_cifar):
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Four classes of Tiny ImageNet with three training and two validation images each."""
-    small = dataclasses.replace(tiny_imagenet.TINY_IMAGENET, classes=4, train=3, test=2)
-    monkeypatch.setattr(tiny_imagenet, "KNOWN", (small,))
+    small = dataclasses.replace(folder.TINY_IMAGENET, classes=4, train=3, test=2)
+    monkeypatch.setattr(folder, "KNOWN", (small,))
     home = tmp_path / "tiny-imagenet-200"
     ids = ["n03", "n01", "n02", "n04"]
     lines = []
@@ -484,8 +490,9 @@ def test_tiny_imagenet_files_that_are_missing_are_named(tiny):
     annotations.unlink()
     refused("tiny-imagenet", root, annotations, "missing")
     annotations.write_text(text)
+    (home / "val" / "images" / "other.JPEG").rename(home / "val" / "images" / "val_5.JPEG")
     (home / "train" / "n02").rename(root / "away")
-    refused("tiny-imagenet", root, home / "train" / "n02", "the folder of this class is missing")
+    refused("tiny-imagenet", root, home / "train", "class n02 has 0 images, expected 3", "Get it again")
     (home / "wnids.txt").write_text("n01\n")
     refused("tiny-imagenet", root, home / "wnids.txt", "1 classes, expected 4")
 
@@ -524,12 +531,13 @@ def test_medmnist_files_that_do_not_fit_are_named(tmp_path):
         ({"train_images": noise(16, 27, 27)}, "28 x 28 pixels; got shape (16, 27, 27)"),
         ({"train_labels": np.zeros((16, 14), np.uint8)}, "one number for each of 16 images"),
         ({"test_labels": np.arange(4)[:, None]}, "one number for each of 8 images"),
-        ({"test_labels": np.full((8, 1), 8)}, "has classes 8 to 8, expected 0 to 7"),
         ({"train_images": noise(16, 28, 28, 28)}, "1 or 3 channels"),
     ]
     for changes, fragment in wrong:
         write_med(path, **changes)
         refused("medmnist:blood", tmp_path, path, fragment)
+    write_med(path, test_labels=np.full((8, 1), 8))
+    refused("medmnist:blood", tmp_path, "labels that run from 8 to 8, but there are 8 classes")
     write_med(path, classes=7)
     refused("medmnist:blood", tmp_path, "no training row of class 'platelet'")
     write_med(path)

@@ -182,7 +182,7 @@ def test_features_that_make_no_sense_are_refused(store):
         backbone.wrong = wrong
         with pytest.raises(DataError, match=message):
             store.build(some(), backbone, batch=5)
-    with pytest.raises(DataError, match="batch must be at least 1; got 0"):
+    with pytest.raises(DataError, match="batch must be a whole number, at least 1; got 0"):
         store.build(some(), Sums(), batch=0)
 
 

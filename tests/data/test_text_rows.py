@@ -15,7 +15,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.data import text_rows
 from fedsolve.data.backbones import load_backbone
-from fedsolve.data.backbones.text import TextBackbone
+from fedsolve.data.backbones.transformers import TextBackbone
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.row_reader import read_site
 from fedsolve.data.text_rows import described, text_features

@@ -21,7 +21,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform import laws
 from fedsolve.closedform.separability import class_sums, separability
-from fedsolve.data.datasets import cifar
+from fedsolve.data.datasets import published
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments import runner
@@ -240,7 +240,7 @@ def official_archive(root: Path) -> None:
             entry.size = len(packed)
             archive.addfile(entry, io.BytesIO(packed))
 
-        for name in (*cifar.CIFAR10.train, cifar.CIFAR10.test):
+        for name in (*published.CIFAR10.train, published.CIFAR10.test):
             labels = np.arange(20) % 10
             images = rng.integers(0, 30, (20, 3072)) + labels[:, None] * np.arange(3072) % 225
             add(name, {b"data": images.astype(np.uint8), b"labels": labels.tolist(), b"filenames": [b"x"]})
@@ -253,8 +253,8 @@ def test_features_as_bytes_are_made_by_a_command(
 ) -> None:
     """The page's command, on few images and their pixels instead of CIFAR-10 and EfficientNet-Lite0."""
     official_archive(tmp_path)
-    spec = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={})
-    monkeypatch.setattr(cifar, "KNOWN", (spec,))
+    spec = dataclasses.replace(published.CIFAR10, rows=(100, 20), digests={})
+    monkeypatch.setattr(published, "KNOWN", (spec,))
     page = (SHIPPED.parent / "docs" / "how-to-reproduce-a-table.md").read_text()
     assert "fedsolve features build cifar10 --data-root datasets --directions 512 --out " in page
     file = tmp_path / "bytes.npz"

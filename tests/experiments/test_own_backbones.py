@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsolve.data.datasets import cifar
+from fedsolve.data.datasets import published
 from tests.command import document
 
 torch = pytest.importorskip("torch")
@@ -83,7 +83,7 @@ def small_cifar100(root: Path) -> Any:
         (folder / name).write_bytes(pickle.dumps(contents, protocol=2))
     meta = {b"fine_label_names": [b"class %02d" % number for number in range(100)]}
     (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
-    return dataclasses.replace(cifar.CIFAR100, rows=(300, 100), digests={})
+    return dataclasses.replace(published.CIFAR100, rows=(300, 100), digests={})
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_table_runs_on_its_own_backbone(
     table: str, tmp_path: Path, stand_ins: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file as it is but for seeds, rounds, clients, widths, and gradient methods besides FedAvg."""
-    monkeypatch.setattr(cifar, "KNOWN", (small_cifar100(tmp_path),))
+    monkeypatch.setattr(published, "KNOWN", (small_cifar100(tmp_path),))
     text = (SHIPPED / f"{table}.toml").read_text()
     text = re.sub(r"seeds = \[.*?\]", "seeds = [0]", text)
     text = re.sub(r"(width = )\d+", r"\g<1>32", text)

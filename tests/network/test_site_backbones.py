@@ -12,7 +12,7 @@ from PIL import Image
 import fedsolve as fs
 from fedsolve.cli.main import _verdict
 from fedsolve.closedform.afl import AFLRun
-from fedsolve.data.image_rows import portable
+from fedsolve.data.backbones import portable
 from fedsolve.errors import CohortError, DivergenceError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation

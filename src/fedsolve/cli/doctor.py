@@ -17,10 +17,9 @@ from fedsolve.cli.inputs import READING, TableOptions
 from fedsolve.cli.keys import KeyFolderOptions
 from fedsolve.cli.options import command, option
 from fedsolve.cli.output import Output
-from fedsolve.data.backbones import load_backbone
+from fedsolve.data.backbones import known_backbone, load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
-from fedsolve.data.image_rows import known_backbone
 from fedsolve.data.row_reader import dialect_only, read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -16,16 +16,13 @@ from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.options import Options, command, option, rare, required
 from fedsolve.cli.output import Interrupted, Output, facts, table
 from fedsolve.data.address import Address
+from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
-from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
 from fedsolve.pages.words import counted, duration, known, megabytes
-
-if TYPE_CHECKING:
-    from fedsolve.data.backbones import Backbone
 
 _WORK = "The work"
 
@@ -77,8 +74,6 @@ def built(
     loaded: the backbone of this address where it is loaded already. Ctrl-C ends it with a message that says
     how much is done and how to go on.
     """
-    from fedsolve.data.backbones import load_backbone
-
     network = load_backbone(backbone) if loaded is None else loaded
     told: list[ExtractionProgress] = []
     try:

@@ -14,10 +14,9 @@ from fedsolve.cli.options import Options, option, rare
 from fedsolve.cli.output import Output
 from fedsolve.data import partitions
 from fedsolve.data.address import Address
-from fedsolve.data.backbones import Backbone
+from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone
 from fedsolve.data.datasets import Dataset, is_address
 from fedsolve.data.feature_store import Features
-from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.partitions import KINDS
 from fedsolve.data.row_reader import RowReader
 from fedsolve.federation.local import LocalFederation

@@ -14,9 +14,8 @@ from fedsolve.cli.features import DatasetOptions
 from fedsolve.cli.inputs import READING, DialectOptions
 from fedsolve.cli.options import command, option, required
 from fedsolve.cli.output import Output, table
-from fedsolve.data.backbones import load_backbone
+from fedsolve.data.backbones import DEFAULT_BACKBONE, load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
-from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.targets import check_target
 from fedsolve.data.text_rows import described
 from fedsolve.errors import DataError, did_you_mean

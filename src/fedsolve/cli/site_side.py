@@ -17,7 +17,7 @@ from fedsolve.cli.model_options import AllowOptions
 from fedsolve.cli.options import option, required
 from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import named_classes
-from fedsolve.data.image_rows import DEFAULT_BACKBONE, portable
+from fedsolve.data.backbones import DEFAULT_BACKBONE, portable
 from fedsolve.data.row_reader import dialect_only
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import FEW_CLASSES

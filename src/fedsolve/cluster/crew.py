@@ -13,11 +13,11 @@ from fedsolve.cluster import check_address, unreachable
 from fedsolve.cluster.lanes import Lane, Node, SumTree
 from fedsolve.cluster.row_file import RowFile, file_of
 from fedsolve.cluster.worker import Seen, Worker
+from fedsolve.data.parquet_rows import FileStamp
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.members import PartitionedRows
 from fedsolve.federation.messages import Chain, Needs, Request, Term
-from fedsolve.tables.fingerprints import FileStamp
 from fedsolve.threads import usable_cores
 
 _START_SECONDS = 180

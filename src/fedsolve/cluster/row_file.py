@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.data.parquet_rows import FileStamp
 from fedsolve.errors import DataError, FedsolveError, unreadable
 from fedsolve.federation.participant import ClientData
-from fedsolve.tables.fingerprints import FileStamp
 from fedsolve.tables.npz import read_npy, read_npz
 
 _ROWS = 65536

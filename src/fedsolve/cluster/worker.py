@@ -14,13 +14,14 @@ from fedsolve.arrays import Array
 from fedsolve.backends.devices import resolve
 from fedsolve.cluster.lanes import Lane, Node, SumTree
 from fedsolve.cluster.row_file import RowFile
+from fedsolve.data.parquet_rows import FileStamp
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.cohort import CohortReport, RunningSum, error_kind
+from fedsolve.federation.fingerprints import Held, held_by
 from fedsolve.federation.members import Members, PartitionedRows, Union
 from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.participant import DEFAULT_MEMORY, Participant, Workspace
 from fedsolve.scoring import evaluation as _  # noqa: F401 - its step answers evaluations
-from fedsolve.tables.fingerprints import FileStamp, Held, held_by
 from fedsolve.tables.npz import read_npy
 from fedsolve.threads import blas_threads
 

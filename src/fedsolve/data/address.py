@@ -50,7 +50,8 @@ class Address:
     def adding(self, **changed: str) -> str:
         """The address with these options, too; those of the same names are replaced."""
         place = f"{self.scheme}:{self.rest}" if self.rest else self.scheme
-        return f"{place}?{'&'.join(f'{name}={value}' for name, value in (self.options | changed).items())}"
+        query = "&".join(f"{name}={value}" for name, value in (self.options | changed).items())
+        return f"{place}?{query}" if query else place
 
     def word(self, name: str, choices: Sequence[str] = ()) -> str | None:
         """An option, one of `choices` where there are any; None when it is not given."""

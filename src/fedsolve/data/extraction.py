@@ -15,18 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
 
 from fedsolve import container
 from fedsolve.arrays import Array
+from fedsolve.data.backbones import Backbone
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError, ModelFileError, explained, naming
-
-if TYPE_CHECKING:
-    from fedsolve.data.backbones import Backbone
 
 RECORD = "progress.json"
 _STORED = "<f4"
@@ -131,6 +129,15 @@ def _extract_part(
     done = total if done == total else min(done, total) // record.batch * record.batch
     tell(part, done, False)
     safe = time.monotonic()
+
+    def keep() -> None:
+        if rows is None:
+            return
+        with _writing(path):
+            rows.flush()
+        record.done[part] = done
+        record.save(path.parent)
+
     try:
         with closing(_read_ahead(images, done, record.batch)) as batches:
             for span, pictures in batches:
@@ -141,20 +148,11 @@ def _extract_part(
                 rows[span] = features
                 done = span.stop
                 if time.monotonic() - safe > _RECORD_SECONDS:
-                    _make_safe(path, rows, record, part, done)
+                    keep()
                     safe = time.monotonic()
                 tell(part, len(features), True)
     finally:
-        # Also when interrupted: all batches written so far count.
-        if rows is not None:
-            _make_safe(path, rows, record, part, done)
-
-
-def _make_safe(path: Path, rows: np.memmap[Any, Any], record: ExtractionRecord, part: str, done: int) -> None:
-    with _writing(path):
-        rows.flush()
-    record.done[part] = done
-    record.save(path.parent)
+        keep()  # also when interrupted: all batches written so far count
 
 
 def _read_ahead(images: Images, start: int, batch: int) -> Generator[tuple[slice, list[Array]], None, None]:

@@ -20,22 +20,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedsolve import container, version
-from fedsolve.arrays import Array
+from fedsolve.arrays import Array, check_whole
 from fedsolve.container import locked
+from fedsolve.data.backbones import Backbone
 from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
 from fedsolve.errors import DataError, ModelFileError, explained
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.tables.schema import Extractor
 from fedsolve.version import __version__
-
-if TYPE_CHECKING:
-    from fedsolve.data.backbones import Backbone
 
 __all__ = ["ExtractionProgress", "FeatureStore", "Features", "StoredFeatures"]
 
@@ -181,8 +179,7 @@ class FeatureStore:
             dataset = dataset.limited(*((limit, limit) if isinstance(limit, int) else limit))
         if backbone is None:
             return Features.from_dataset(dataset)
-        if batch < 1:
-            raise DataError(f"batch must be at least 1; got {batch}.")
+        check_whole(1, batch=batch)
         inputs = {part: split.inputs for part, split in dataset.parts().items()}
         images = {part: rows for part, rows in inputs.items() if not isinstance(rows, np.ndarray)}
         if not images:
@@ -195,10 +192,10 @@ class FeatureStore:
             )
         identity = {"format": version.STORE, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
-        if (self.folder / key / MANIFEST).exists():
+        folder = self.folder / key
+        if (folder / MANIFEST).exists():
             return self._labelled(key, dataset, address)
         with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
-            folder = self.folder / key
             if (folder / MANIFEST).exists():
                 return self._labelled(key, dataset, address)
             about = _about(dataset, backbone) | ({} if address is None else {"address": address})

@@ -209,6 +209,11 @@ def list_images(folder: str | os.PathLike[str]) -> list[str]:
     return names
 
 
+def is_images(path: str) -> bool:
+    """Whether a path names an image file, or a folder, in which images are looked for."""
+    return path.lower().endswith(SUFFIXES) or os.path.isdir(path)
+
+
 def _collect(folder: str, prefix: str, names: list[str], above: frozenset[tuple[int, int]]) -> None:
     state = os.stat(folder)
     here = (state.st_dev, state.st_ino)

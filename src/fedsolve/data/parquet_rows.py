@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsolve.arrays import Array, StreamedRows, check_whole
-from fedsolve.errors import DataError, FedsolveError
+from fedsolve.errors import DataError, FedsolveError, reading
 from fedsolve.labels import plain_labels
-from fedsolve.tables.fingerprints import FileStamp
 from fedsolve.tables.table_file import sound_parquet
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """A file's size and, on one machine, its modification time.
+
+    modified: in nanoseconds. Copies of a file on several machines may differ in it.
+    """
+
+    path: str
+    size: int
+    modified: int
+    machine: str
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileStamp:
+        with reading(path, "a file"):
+            found = os.stat(path)
+        return cls(str(path), found.st_size, found.st_mtime_ns, platform.node())
+
+    def check(self) -> FileStamp:
+        """Refuse a file that has changed; return its stamp on this machine."""
+        now = FileStamp.of(self.path)
+        if now.size != self.size or (now.machine == self.machine and now.modified != self.modified):
+            raise DataError(
+                f"{self.path} is no longer the file that was opened: {self} then, {now} now. "
+                "Put that one back as it was (cp -p), or begin again."
+            )
+        return now
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes of {datetime.fromtimestamp(self.modified / 1e9):%Y-%m-%d %H:%M:%S.%f}"
 
 
 class ParquetRows(StreamedRows):

@@ -1,10 +1,15 @@
-"""Rows to train, predict and evaluate with: from a table file, or from a dataset through a backbone."""
+"""Rows to train, predict and evaluate with: from a table file, or from a dataset through a backbone.
+
+`new_rows` are rows to predict, all of them: of tables, folders of images, images and standard input.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,14 +18,15 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
-from fedsolve.data.backbones import Backbone
+from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, check_same, known_backbone, load_backbone
 from fedsolve.data.datasets import Dataset, is_address, load_dataset
-from fedsolve.data.datasets.dataset_files import data_root
+from fedsolve.data.datasets.dataset import data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
+from fedsolve.data.extraction import features_of
 from fedsolve.data.feature_store import Features
-from fedsolve.data.image_rows import DEFAULT_BACKBONE, check_same, known_backbone
+from fedsolve.data.images import SUFFIXES, FileImages, is_images, list_images
 from fedsolve.data.text_rows import text_work
-from fedsolve.errors import DataError, ModelFileError, naming
+from fedsolve.errors import DataError, FedsolveError, ModelFileError, naming
 from fedsolve.labels import Task, labels_like
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.npz import TrainOrTest
@@ -29,7 +35,6 @@ from fedsolve.tables.schema import Column, Schema
 from fedsolve.tables.table_file import (
     ColumnLayout,
     Table,
-    by_name,
     column_position,
     file_columns,
     parts,
@@ -135,7 +140,9 @@ class RowReader:
         if whole and part is None:
             if schema is not None and by_names and Address.parse(data).scheme in OPTIONS:
                 return self._named_by(data, schema, **wanted)
-            data = self._unparted(data)
+            address = Address.parse(data)
+            if address.rest and load_dataset(data, self.root).held_out:
+                data = address.adding(test="0")
         features = self._features(data, schema)
         if part is None:
             part = "train" if features.x_test is None else "test"
@@ -259,13 +266,6 @@ class RowReader:
             raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
         return data if self.layout.client is None else address.adding(client=self.layout.client)
 
-    def _unparted(self, data: str) -> str:
-        """The address of all rows, where the test part is a share of them that was held out."""
-        address = Address.parse(data)
-        if not address.rest or not load_dataset(data, self.root).held_out:
-            return data
-        return address.adding(test="0")
-
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
         used = {column.name for column in schema.used}
@@ -303,35 +303,39 @@ class RowReader:
     def _features(self, data: str, schema: Schema | None = None) -> Features:
         """Features of a dataset; `schema`: by the backbone that a model knows, and no other."""
         self._check_no_layout(data)
-        if data not in self._found:
-            dataset = self._dataset(data)
-            backbone = self.backbone
-            wanted = None if schema is None else schema.extractor
-            if schema is not None and wanted is None and dataset.is_images:
-                raise DataError(f"{data}: these are images, and the model takes columns of a table.")
-            if not dataset.is_images and backbone is not None:
-                raise DataError(f"{data} holds features already; leave out --backbone.")
-            own = dataset.train.features is not None and (wanted is None or not wanted.address)
-            if not dataset.is_images or (backbone is None and own):
-                found = Features.from_dataset(dataset)
-            else:
-                loaded = None
-                if wanted is not None:
-                    backbone, loaded = known_backbone(wanted, backbone)
-                found = self.extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
-            self._found[data] = found
-        return self._found[data]
+        if data in self._found:
+            return self._found[data]
+        dataset, backbone, loaded = self._dataset(data), self.backbone, None
+        wanted = None if schema is None else schema.extractor
+        if schema is not None and wanted is None and dataset.is_images:
+            raise DataError(f"{data}: these are images, and the model takes columns of a table.")
+        if not dataset.is_images and backbone is not None:
+            raise DataError(f"{data} holds features already; leave out --backbone.")
+        own = dataset.train.features is not None and (wanted is None or not wanted.address)
+        if not dataset.is_images or (backbone is None and own):
+            found = Features.from_dataset(dataset)
+        else:
+            if wanted is not None:
+                backbone, loaded = known_backbone(wanted, backbone)
+            found = self.extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
+        self._found[data] = found
+        return found
 
 
 def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"]) -> Array:
     """The rows of a dataset as a model takes them: columns by name, or features of the same backbone."""
-    if wanted.extractor is None:
+    if wanted.extractor is not None:
         if own.extractor is not None:
-            raise DataError("these are features of images, and the model takes columns of a table.")
-        return by_name(rows, own, wanted, extra)
+            check_same(own.extractor, wanted.extractor, own.extractor.name)
+        return rows
     if own.extractor is not None:
-        check_same(own.extractor, wanted.extractor, own.extractor.name)
-    return rows
+        raise DataError("these are features of images, and the model takes columns of a table.")
+    if any(column.kind != "number" for column in wanted.used):
+        raise DataError("the model takes raw columns, such as dates. Name the file itself, not an address.")
+    names = [column.name for column in own.used]
+    wanted.check_columns(names, extra=extra)
+    places = [names.index(column.name) for column in wanted.used]
+    return rows if places == list(range(len(names))) else rows[:, places]
 
 
 def read_site(data: str, schema: Schema, layout: ColumnLayout, owned: bool = False) -> Table:
@@ -382,3 +386,151 @@ def _site_faults(data: str, schema: Schema, dialect: Dialect) -> list[str]:
         except DataError as problem:
             faults.append(str(problem).removeprefix(f"{data}: "))
     return faults
+
+
+# -- rows to predict ---------------------------------------------------------------------------------
+
+_BATCH = 64
+
+_KINDS = {b"PAR1": ".parquet", b"PK\x03\x04": ".npz", b"\x1f\x8b": ".csv.gz"}
+"""How packed files begin, and what they are; everything else is csv."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of one source: features (rows, width), and columns by name that tell the rows apart."""
+
+    source: str
+    features: Array
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+def new_rows(
+    sources: Sequence[str],
+    reader: RowReader,
+    schema: Schema | None,
+    width: int,
+    part: TrainOrTest | None,
+    keep: Sequence[str],
+) -> Iterator[NewRows]:
+    """The rows of every source, in the order of sources; images come together, as one.
+
+    schema: what the model takes, and width: how many features. part: of data with two parts, which.
+    keep: columns to give back besides the identifiers.
+    """
+    wanted: dict[str, Any] = {"part": part, "schema": schema, "width": width, "keep": keep}
+    found = [image_path(source, reader.root, part) for source in sources]
+    pictures = [path for path in found if path is not None]
+    with spooled(sources) as paths:
+        for source, path, picture in zip(sources, paths, found, strict=True):
+            if picture is None:
+                rows = reader.rows(path, labelled=False, extra="ignore", whole=True, **wanted)
+                yield NewRows(source, rows.features, dict(rows.kept))
+            elif pictures:
+                yield _images(pictures, reader, schema, width)
+                pictures = []
+
+
+def beside_predictions(found: Sequence[NewRows]) -> dict[str, list[Any]]:
+    """The columns written beside predictions: row, file if there are several, identifiers.
+
+    A column of the file that is called as one of ours gets "id_" before its name.
+    """
+    named = list(dict.fromkeys(name for rows in found for name in rows.beside if name != "file"))
+    images = any("file" in rows.beside for rows in found)
+    beside: dict[str, list[Any]] = {"row": [row for rows in found for row in range(len(rows))]}
+    if images or len(found) > 1:
+        beside["file"] = [
+            name for rows in found for name in rows.beside.get("file", [rows.source] * len(rows))
+        ]
+    for name in named:
+        spelt = name
+        while spelt in beside or spelt == "label" or spelt.startswith("score_"):
+            spelt = f"id_{spelt}"
+        beside[spelt] = [cell for rows in found for cell in rows.beside.get(name, [""] * len(rows))]
+    return beside
+
+
+def image_path(source: str, root: str | None, part: TrainOrTest | None) -> str | None:
+    """The path of images: a folder, `folder:PATH` or an image file; None where it is something else."""
+    address = Address.parse(source)
+    if address.scheme == "folder" and address.rest and part is None:
+        return str(address.path(data_root(root)))
+    return source if is_images(source) else None
+
+
+def _images(paths: Sequence[str], reader: RowReader, schema: Schema | None, width: int) -> NewRows:
+    """Features of images by the model's own backbone, and the names of their files."""
+    named = reader.backbone
+    for path in paths:
+        if not Path(path).exists():
+            raise ModelFileError(f"cannot read {path}: No such file or folder.")
+    if schema is not None:
+        if schema.extractor is None:
+            raise DataError(f"{paths[0]}: these are images, and the model takes columns of a table.")
+        backbone = known_backbone(schema.extractor, named)[1]
+    else:
+        backbone = load_backbone(named or DEFAULT_BACKBONE)
+        if named is None:
+            reader.told.warn(
+                f"the model does not know its backbone; {DEFAULT_BACKBONE} is used. Name the one that it was "
+                "trained with (--backbone), or train it again, and it will know."
+            )
+    images, blocks = _image_files(paths), []
+    with reader.told.bar(backbone.name, "image") as bar:
+        for start in range(0, len(images), _BATCH):
+            span = slice(start, min(start + _BATCH, len(images)))
+            blocks.append(features_of(backbone, images, span, images.read(span), None))
+            bar(span.stop, len(images), "")
+    features = np.concatenate(blocks)
+    if features.shape[1] != width:
+        raise DataError(
+            f"{backbone.name} gives {features.shape[1]} features of an image, the model takes "
+            f"{width}. Use the backbone that the model was trained with."
+        )
+    return NewRows(paths[0], features, {"file": images.names})
+
+
+def _image_files(paths: Sequence[str]) -> FileImages:
+    """The images that paths name: files, and everything in a folder.
+
+    Images of a single folder are named as they are called in it; others as their paths are.
+    """
+    names: list[str] = []
+    for path in paths:
+        found = [path]
+        if os.path.isdir(path):
+            found = list_images(path)
+            if not found:
+                raise DataError(f"{path}: no images in this folder (looked for {', '.join(SUFFIXES)}).")
+            if len(paths) == 1:
+                return FileImages(found, path)
+            found = [os.path.join(path, name) for name in found]
+        names += found
+    return FileImages(names, "")
+
+
+@contextmanager
+def spooled(sources: Sequence[str]) -> Iterator[list[str]]:
+    """The sources, with what standard input ("-") holds in a file for its owner only, gone afterwards.
+
+    Errors call that file standard input.
+    """
+    if "-" not in sources:
+        yield list(sources)
+        return
+    if list(sources).count("-") > 1:
+        raise DataError("'-' is standard input, which can be read once; name it once.")
+    content = sys.stdin.buffer.read()
+    ending = next((ending for mark, ending in _KINDS.items() if content.startswith(mark)), ".csv")
+    with tempfile.TemporaryDirectory(prefix="fedsolve-") as folder:
+        path = Path(folder) / f"stdin{ending}"
+        path.write_bytes(content)
+        del content
+        try:
+            yield [str(path) if source == "-" else source for source in sources]
+        except FedsolveError as problem:
+            raise type(problem)(str(problem).replace(str(path), "standard input")) from problem

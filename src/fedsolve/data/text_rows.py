@@ -22,9 +22,8 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
-from fedsolve.data.backbones import load_backbone
+from fedsolve.data.backbones import known_backbone, load_backbone
 from fedsolve.data.feature_store import FeatureStore
-from fedsolve.data.image_rows import known_backbone
 from fedsolve.errors import DataError, ModelFileError, TruncationWarning, explained
 from fedsolve.tables.schema import Extractor
 
@@ -67,8 +66,15 @@ def text_features(texts: Sequence[str], wanted: Extractor) -> Array:
 
     Texts of which only a part is read are counted in a warning.
     """
-    backbone = _loaded(checked(wanted.address), canonical_json(wanted.to_note()))
-    _warn_of_cut(texts, backbone)
+    checked(wanted.address)
+    backbone = _loaded(canonical_json(wanted.to_note()))
+    if cut := int(backbone.cut(texts).sum()):
+        warnings.warn(
+            f"{cut} of {len(texts)} different texts are longer than the {backbone.preprocessing.length} "
+            f"tokens that {backbone.name} reads; the rest of them is left out.",
+            TruncationWarning,
+            stacklevel=1,
+        )
     features = np.empty((len(texts), wanted.width), dtype=np.float32)
     keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
     bar, store = _surroundings.get() or (lambda title, unit: nullcontext(lambda *told: None), None)
@@ -94,20 +100,9 @@ def text_features(texts: Sequence[str], wanted: Extractor) -> Array:
 
 
 @lru_cache(maxsize=4)
-def _loaded(address: str, note: str) -> Any:
+def _loaded(note: str) -> Any:
     """The loaded backbone, compared with what the schema says of it."""
     return known_backbone(Extractor(**json.loads(note)))[1]
-
-
-def _warn_of_cut(texts: Sequence[str], backbone: Any) -> None:
-    cut = int(backbone.cut(texts).sum())
-    if cut:
-        warnings.warn(
-            f"{cut} of {len(texts)} different texts are longer than the {backbone.preprocessing.length} "
-            f"tokens that {backbone.name} reads; the rest of them is left out.",
-            TruncationWarning,
-            stacklevel=2,
-        )
 
 
 def _kept(backbone: Any, folder: Path) -> sqlite3.Connection:

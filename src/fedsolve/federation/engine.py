@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.fingerprints import Holdings
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.labels import class_list
-from fedsolve.tables.fingerprints import Holdings
 from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:

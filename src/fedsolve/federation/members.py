@@ -19,10 +19,10 @@ from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError
 from fedsolve.federation.batch import Batch
 from fedsolve.federation.client_data import ClientData, joined
+from fedsolve.federation.fingerprints import Held, Holdings, held_by
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.participant import Participant, kind_of
 from fedsolve.labels import TASKS, Task, plain_labels, task_of
-from fedsolve.tables.fingerprints import Held, Holdings, held_by
 from fedsolve.tables.owners import owners_of, rows_by_client
 from fedsolve.tables.schema import Schema
 

@@ -24,7 +24,7 @@ from fedsolve.data.backbones.pixels import ORDERS, Pixels
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.datasets.tabular import OPTIONS as TABLES
-from fedsolve.data.image_rows import is_images
+from fedsolve.data.images import is_images
 from fedsolve.errors import DataError, require
 from fedsolve.gradient import networks
 from fedsolve.tables.schema import Extractor, Schema

@@ -29,13 +29,13 @@ from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
+from fedsolve.federation.fingerprints import RowsByRun
 from fedsolve.federation.messages import Block, Chain, Needs
 from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import FEW_CLASSES, class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import columns_note
 from fedsolve.registry import NotAllowed, allowing
-from fedsolve.tables.fingerprints import RowsByRun
 from fedsolve.tables.schema import Schema
 from fedsolve.version import __version__
 

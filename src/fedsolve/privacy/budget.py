@@ -22,10 +22,10 @@ from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.federation.accounting import epsilon_of, mu_of
 from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.fingerprints import row_digests
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import privacy_of
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.tables.fingerprints import row_digests
 
 EPSILON_MOST = 8.0
 """Epsilon beyond which noise hides no row."""

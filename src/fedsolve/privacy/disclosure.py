@@ -33,6 +33,7 @@ from fedsolve.container import with_prefix
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
+from fedsolve.federation.fingerprints import row_digests
 from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers, part_of, speaks_of_parts
 from fedsolve.federation.meaning import flat_activations
 from fedsolve.federation.messages import Chain, Request, Term
@@ -54,7 +55,6 @@ from fedsolve.privacy.census import (
 )
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.tables.fingerprints import row_digests
 
 _INDICATOR = 1 / 6
 """Numbers that an indicator holds, and that a count of rows tells, against 1 of a number."""

@@ -25,6 +25,7 @@ from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.cohort import CohortReport, departed
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
+from fedsolve.federation.fingerprints import Holdings
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.messages import Chain, Request, Term, Total
@@ -53,7 +54,6 @@ from fedsolve.privacy.secure_client import (
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.witness import Evidence, slot_name
-from fedsolve.tables.fingerprints import Holdings
 
 _SLOTS = 8
 """Sums that the keys of one setup last for where the length of the run is not known."""

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import itertools
-import mmap
 import re
 import sys
 import zlib
@@ -18,10 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from fedsolve.errors import DataError, damaged, unreadable
+from fedsolve.errors import DataError, reading
 from fedsolve.labels import number
 from fedsolve.tables.schema import signed_number
 
+_BLOCK = 1 << 20
 _DELIMITERS = (",", ";", "\t", "|")
 _GROUPS = ".,'’ \u00a0\u202f"
 _SPELLINGS = ((".", ""), (",", ""), *((point, sign) for sign in _GROUPS for point in ".," if sign != point))
@@ -157,24 +157,23 @@ class TextSource:
         if self.path is None:
             return b'"' in self.content
         with self.path.open("rb") as raw:
-            if not raw.seek(0, io.SEEK_END):
-                return False
-            with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-                return whole.find(b'"') >= 0
+            return any(b'"' in block for block in iter(lambda: raw.read(_BLOCK), b""))
 
     @contextmanager
     def lines(self, encoding: str) -> Iterator[IO[str]]:
         """The decoded text. Bytes outside the encoding are refused."""
         try:
-            whole: IO[bytes] = io.BytesIO(self.content) if self.path is None else self.path.open("rb")
-            with gzip.GzipFile(fileobj=whole) if self.packed else whole as raw:
-                mark = raw.read(4)
-                if mark[:2] in (b"\xff\xfe", b"\xfe\xff") and not encoding.startswith("utf-16"):
-                    raise DataError("the file is in UTF-16. Pass --encoding utf-16, or save it as UTF-8.")
-                raw.seek(0)
-                named = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-                with io.TextIOWrapper(raw, encoding=named, newline="") as text:
-                    yield text
+            with reading(self.name, "a csv file", csv.Error, EOFError, zlib.error):
+                whole: IO[bytes] = io.BytesIO(self.content) if self.path is None else self.path.open("rb")
+                with gzip.GzipFile(fileobj=whole) if self.packed else whole as raw:
+                    mark = raw.read(4)
+                    if mark[:2] in (b"\xff\xfe", b"\xfe\xff") and not encoding.startswith("utf-16"):
+                        raise DataError("the file is in UTF-16. Pass --encoding utf-16, or save it as UTF-8.")
+                    raw.seek(0)
+                    utf8 = encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+                    named = "utf-8-sig" if utf8 else encoding
+                    with io.TextIOWrapper(raw, encoding=named, newline="") as text:
+                        yield text
         except LookupError as problem:
             raise DataError(f"no encoding is called '{encoding}'; try utf-8, cp1252 or latin-1.") from problem
         except UnicodeDecodeError as problem:
@@ -182,10 +181,6 @@ class TextSource:
                 f"the file is not in {encoding}: byte 0x{problem.object[problem.start]:02x} does not belong "
                 "there. Files of spreadsheets are often in cp1252: pass --encoding cp1252, or save as UTF-8."
             ) from problem
-        except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as problem:
-            raise damaged(self.name, "a csv file", problem) from problem
-        except OSError as problem:
-            raise unreadable(self.name, problem) from problem
 
 
 def read_start(source: TextSource, dialect: Dialect, rows: int = 1000) -> tuple[list[str], str, list[str]]:

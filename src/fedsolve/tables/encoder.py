@@ -21,7 +21,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -198,14 +198,6 @@ _MEND = "Mend the cells, or change the kind of the column or its rule for missin
 _FILL = "Fill them in, leave these rows out, or say in a schema what becomes of them ('fedsolve schema')."
 
 
-@dataclass
-class CodedCells:
-    """Cells as positions in a list of their different values; -1 where null."""
-
-    codes: Array
-    values: list[Any]
-
-
 class _Encoder:
     """Writes blocks of rows; `faults` takes what is wrong with them."""
 
@@ -243,12 +235,10 @@ class _Encoder:
     def _write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
         values = _direct(column, cells)
         if values is None:
-            coded = coded_cells(cells)
-            known = self._known[column.name]
-            read = _reader(column)
-            known.update({value: read(value) for value in coded.values if value not in known})
-            parsed = np.array([*(known[value] for value in coded.values), math.nan])
-            values = parsed[coded.codes]
+            codes, distinct = coded_cells(cells)
+            known, read = self._known[column.name], _reader(column)
+            known.update({value: read(value) for value in distinct if value not in known})
+            values = np.array([*(known[value] for value in distinct), math.nan])[codes]
         if column.sentinels:
             values = np.where(np.isin(values, column.sentinels), math.nan, values)
         if column.bounds:  # infinity marks what cannot be read
@@ -263,28 +253,25 @@ class _Encoder:
         self._missing(column, np.isnan(values), out, first, cells)
 
     def _write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
-        coded = coded_cells(cells)
-        known = self._known[column.name]
-        if not known:
-            known.update({category: number for number, category in enumerate(column.categories)})
+        codes, distinct = coded_cells(cells)
+        known = {category: number for number, category in enumerate(column.categories)}
         other = len(column.categories)
         absent = other + 1 if column.missing == "flag" else (other if column.missing == "other" else -1)
-        texts = [category_text(value) for value in coded.values]
+        texts = [category_text(value) for value in distinct]
         numbers = [known.get(text, absent if text in MISSING else other) for text in texts]
-        places = np.array([*numbers, absent], dtype=np.intp)[coded.codes]
+        places = np.array([*numbers, absent], dtype=np.intp)[codes]
         strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
         if strange.any():
-            rows = np.flatnonzero(strange[coded.codes])
             found = self._strangers.setdefault(column.name, _Noticed())
-            found.add(rows, lambda row: f"row {first + row}: {texts[coded.codes[row]]!r}")
+            found.add(np.flatnonzero(strange[codes]), lambda row: f"row {first + row}: {texts[codes[row]]!r}")
         seen = places >= 0
         out[np.flatnonzero(seen), places[seen]] = 1.0
         if not seen.all():
             self._missing(column, ~seen, out, first, cells)
 
     def _write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
-        coded = coded_cells(cells)
-        texts = [str(value) for value in coded.values]
+        codes, distinct = coded_cells(cells)
+        texts = [str(value) for value in distinct]
         absent = np.array([*(text.strip() in MISSING for text in texts), True])
         rows = np.zeros((len(texts) + 1, out.shape[1]))
         there = np.flatnonzero(~absent)
@@ -300,9 +287,9 @@ class _Encoder:
                     rows[row, number % column.buckets] += sign
             lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
             rows /= np.where(lengths > 0, lengths, 1.0)
-        out[...] = rows[coded.codes]
+        out[...] = rows[codes]
         if column.missing == "refuse":
-            self._missing(column, absent[coded.codes], out, first, cells)
+            self._missing(column, absent[codes], out, first, cells)
 
     def _hashed(self, word: str) -> tuple[int, int]:
         known = self._words.get(word)
@@ -347,13 +334,13 @@ def _direct(column: Column, cells: Any) -> Array | None:
     return None
 
 
-def coded_cells(cells: Any) -> CodedCells:
-    """The cells by their different values."""
+def coded_cells(cells: Any) -> tuple[Array, list[Any]]:
+    """The cells as positions in a list of their different values, -1 where null; and this list."""
     if hasattr(cells, "null_count"):
         if not hasattr(cells, "indices"):
             cells = cells.dictionary_encode()
         codes = np.asarray(cells.indices.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.intp)
-        return CodedCells(codes, cells.dictionary.to_pylist())
+        return codes, cells.dictionary.to_pylist()
     places: dict[Any, int] = {}
     values = cells.tolist() if cells.dtype.kind in "biufUS" else cells
     try:
@@ -364,7 +351,7 @@ def coded_cells(cells: Any) -> CodedCells:
     null = np.array([is_null(value) for value in distinct], dtype=bool)
     if null.any():
         codes = np.where(null[codes], -1, codes)
-    return CodedCells(codes, distinct)
+    return codes, distinct
 
 
 def is_null(value: Any) -> bool:
@@ -417,8 +404,7 @@ def _reader(column: Column) -> Callable[[Any], float]:
 def _days(moment: datetime) -> float:
     """Days since 1970-01-01, in UTC."""
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * _DAY + since.seconds * 1_000_000 + since.microseconds) / _DAY
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(days=1)
 
 
 def moment_in(text: str, format_: str | None) -> datetime | None:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, damaged, did_you_mean, unreadable
+from fedsolve.errors import DataError, did_you_mean, reading
 
 TrainOrTest = Literal["train", "test"]
 PARTS: tuple[TrainOrTest, ...] = ("test", "train")
 
 FEATURE_KEYS = ("x", "X", "features", "data")
 LABEL_KEYS = ("y", "Y", "labels", "label", "target")
-
-_OBJECTS = (
-    "holds Python objects, which are not read from files. Save numbers or text, e.g. "
-    "np.asarray(values, dtype=str)."
-)
 
 
 def open_npz(path: str | Path) -> Any:
@@ -43,14 +39,23 @@ def read_npy(path: str | Path, *, mapped: bool = False) -> Array:
 
 
 def _loaded(path: str | Path, what: str, mapped: Literal["r"] | None = None) -> Any:
-    try:
+    with _sound(path, what, str(path)):
         return np.load(path, mmap_mode=mapped, allow_pickle=False)
-    except OSError as problem:
-        raise unreadable(path, problem) from problem
-    except (ValueError, EOFError, zipfile.BadZipFile) as problem:
-        if "Object arrays" in str(problem):
-            raise DataError(f"{path} {_OBJECTS}") from problem
-        raise damaged(path, what, problem) from problem
+
+
+@contextmanager
+def _sound(path: str | Path, what: str, array: str) -> Iterator[None]:
+    """A block that reads an array: damage, and arrays of Python objects, are named."""
+    with reading(path, what, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        try:
+            yield
+        except ValueError as problem:
+            if "Object arrays" not in str(problem):
+                raise
+            raise DataError(
+                f"{array} holds Python objects, which are not read from files. Save numbers or text, e.g. "
+                "np.asarray(values, dtype=str)."
+            ) from problem
 
 
 def read_npz(
@@ -113,14 +118,8 @@ def _present(keys: Sequence[str], names: Sequence[str], what: str, remedy: str =
 
 
 def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
-    try:
+    with _sound(path, "an npz file", f"'{key}'"):
         return np.asarray(arrays[key])
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as problem:
-        raise damaged(path, "an npz file", problem) from problem
-    except ValueError as problem:
-        if "allow_pickle" in str(problem):
-            raise DataError(f"'{key}' {_OBJECTS}") from problem
-        raise damaged(path, "an npz file", problem) from problem
 
 
 def _per_column(values: Array, name: str, features: Array) -> Array:

@@ -23,29 +23,27 @@ def owned_rows(owners: Any, clients: int) -> list[Array]:
     return np.split(order, bounds[1:-1])
 
 
-def check_owners(owners: Array, rows: int, clients: int | None) -> int:
-    """The number of clients. Owners out of range are refused."""
-    if owners.shape != (rows,) or owners.dtype.kind not in "iu":
-        raise DataError(
-            f"owners must be {rows} integers or names, one client per row; got shape {owners.shape}, "
-            f"dtype {owners.dtype}."
-        )
-    count = int(owners.max()) + 1 if clients is None else clients
-    if owners.min() < 0 or owners.max() >= count:
-        raise DataError(
-            f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
-            "Raise clients= or fix the partition."
-        )
-    return count
-
-
 def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, ...] | None, Array, int]:
-    """Names of clients, sorted, where owners are names; which of them owns each row; how many there are."""
+    """Names of clients, sorted, where owners are names; which of them owns each row; how many there are.
+
+    Owners out of range are refused.
+    """
     numbers, names = np.asarray(owners), None
     if numbers.shape == (rows,) and numbers.dtype.kind in "USO":
         # An array of text drops NULs at the end and makes text of bytes: a list is taken as it is.
         names, numbers = _named(owners if isinstance(owners, list | tuple) else numbers.tolist(), clients)
-    return names, numbers, check_owners(numbers, rows, clients)
+    if numbers.shape != (rows,) or numbers.dtype.kind not in "iu":
+        raise DataError(
+            f"owners must be {rows} integers or names, one client per row; got shape {numbers.shape}, "
+            f"dtype {numbers.dtype}."
+        )
+    count = int(numbers.max()) + 1 if clients is None else clients
+    if numbers.min() < 0 or numbers.max() >= count:
+        raise DataError(
+            f"owners must lie between 0 and {count - 1}; got {numbers.min()} to {numbers.max()}. "
+            "Raise clients= or fix the partition."
+        )
+    return names, numbers, count
 
 
 def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...], Array]:

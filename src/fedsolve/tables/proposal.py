@@ -24,7 +24,6 @@ from fedsolve.labels import Task, spelled_labels, task_of
 from fedsolve.tables.csv_text import PLAIN, Dialect, is_empty
 from fedsolve.tables.encoder import (
     MISSING,
-    CodedCells,
     category_text,
     coded_cells,
     column_array,
@@ -250,25 +249,22 @@ def propose_columns(
         for name, texts in _texts(path, dialect, 10 * ROWS).items():
             if asked(name):
                 found.setdefault(name, []).append(texts)
-    columns = []
-    for name, parts in found.items():
-        texts = np.concatenate(parts)
+
+    def column(name: str, texts: Array) -> Column:
         look = _Look.at(name, texts)
         if not look.counts:
-            columns.append(Column(name))
-            continue
-        column = None if name in categories else _number_or_date(look, texts)
-        if column is not None:
-            columns.append(column)
-        elif name not in categories and len(look.counts) > _MANY_LABELS:
-            columns.append(Column(name, "unused", remark=f"unused: {_many(look)}"))
-        else:
-            look = _Look.at(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
-            levels = tuple(look.counts)
-            columns.append(
-                Column(name, "category", categories=levels, absent=look.absent, remark=look.remark())
-            )
-    return tuple(columns)
+            return Column(name)
+        if name not in categories:
+            if (plain := _number_or_date(look, texts)) is not None:
+                return plain
+            if len(look.counts) > _MANY_LABELS:
+                return Column(name, "unused", remark=f"unused: {_many(look)}")
+        look = _Look.at(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
+        return Column(
+            name, "category", categories=tuple(look.counts), absent=look.absent, remark=look.remark()
+        )
+
+    return tuple(column(name, np.concatenate(parts)) for name, parts in found.items())
 
 
 def summary(schema: Schema) -> list[str]:
@@ -367,17 +363,18 @@ def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
         columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
     else:
         columns = {name: column_array(table[name][:rows]) for name in column_names(table)}
-    return {name: _plain(coded_cells(cells), own) for name, cells in columns.items()}
+    return {name: _plain(cells, own) for name, cells in columns.items()}
 
 
-def _plain(cells: CodedCells, dialect: Dialect) -> Array:
+def _plain(cells: Any, dialect: Dialect) -> Array:
     spelled = []
-    for cell in cells.values:
+    codes, distinct = coded_cells(cells)
+    for cell in distinct:
         text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
         if dialect.signs != PLAIN and dialect.value(text) is not None:
             text = dialect.plain(text)
         spelled.append("" if text == "NaT" else text)
-    return np.array([*spelled, ""], dtype=object)[cells.codes]
+    return np.array([*spelled, ""], dtype=object)[codes]
 
 
 def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
@@ -602,11 +599,11 @@ def _numbers(texts: Collection[str]) -> list[float] | None:
 
 def _number_column(look: _Look, leak: str) -> Column:
     values = look.values
-    reference, scale = rounded_place(values)
     few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
     codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
     remark = look.remark(codes, _far(values), leak)
     column = Column(look.name, missing=look.rule, absent=look.absent, signs=look.signs, remark=remark)
+    reference, scale = rounded_place(values)
     return replace(column, reference=reference, scale=scale)
 
 

@@ -19,6 +19,7 @@ from fedsolve.arrays import Array, check_choice
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import TASKS, Task, class_list, labels_from_note, labels_note
+from fedsolve.parameters import known_are
 
 Kind = Literal["number", "category", "date", "text", "identifier", "unused"]
 
@@ -104,31 +105,26 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.kind not in RULES:
-            raise DataError(
-                f"column '{self.name}': unknown kind '{self.kind}'.{did_you_mean(self.kind, RULES)} "
-                f"Known are {', '.join(RULES)}."
-            )
+            raise DataError(f"column '{self.name}': unknown kind '{self.kind}'.{known_are(self.kind, RULES)}")
         if not self.missing:
             object.__setattr__(self, "missing", RULES[self.kind][0])
         if not self.scale:
             object.__setattr__(self, "scale", DAYS_A_YEAR if self.kind == "date" else 1.0)
         if isinstance(self.backbone, Mapping):
             object.__setattr__(self, "backbone", Extractor(**self.backbone))
+        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
         types = {"categories": tuple, "absent": tuple, "reference": float, "scale": float}
         for name, plain in types.items():
             object.__setattr__(self, name, plain(getattr(self, name)))
-        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
         for problem in self._problems():
             raise DataError(f"column '{self.name}': {problem}")
 
     def _problems(self) -> Iterable[str]:
         if self.missing not in RULES[self.kind]:
-            yield (
-                f"missing = '{self.missing}' is no rule for a {self.kind}; "
-                f"choose among {', '.join(RULES[self.kind])}."
-            )
+            rules = ", ".join(RULES[self.kind])
+            yield f"missing = '{self.missing}' is no rule for a {self.kind}; choose among {rules}."
         if not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
-            yield (f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}.")
+            yield f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}."
         if self.bounds and not (
             len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf
         ):
@@ -141,15 +137,11 @@ class Column:
             yield 'categories must be text; write "1" for the code 1.'
         if not set(self.signs) <= set(SIGNS) or (self.signs and self.kind != "number"):
             yield f"signs are some of {SIGNS}, around numbers; got {self.signs!r}."
-        made = self.backbone
-        if made is not None and not (
-            self.kind == "text"
-            and isinstance(made.address, str)
-            and type(made.width) is int
-            and made.width > 0
-        ):
-            yield f"a backbone is for text, and has an address and a width of at least 1; got {made}."
-        if isinstance(self.buckets, bool) or not isinstance(self.buckets, int) or self.buckets < 1:
+        if (made := self.backbone) is not None:
+            named = isinstance(made.address, str) and type(made.width) is int and made.width > 0
+            if self.kind != "text" or not named:
+                yield f"a backbone is for text, and has an address and a width of at least 1; got {made}."
+        if type(self.buckets) is not int or self.buckets < 1:
             yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
 
     @cached_property
@@ -241,7 +233,9 @@ class Extractor:
     def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
         """The extractor as JSON values; `elsewhere` leaves out its address."""
         note = dataclasses.asdict(self)
-        return {name: value for name, value in note.items() if not (elsewhere and name == "address")}
+        if elsewhere:
+            del note["address"]
+        return note
 
 
 @dataclass(frozen=True)
@@ -386,17 +380,13 @@ class Schema:
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> Schema:
         """The schema that `to_note` described."""
-        classes = labels_from_note(note["classes"])
-        return cls(
-            tuple(Column(**column) for column in note["columns"]),
-            note["label"],
-            () if classes is None else tuple(classes.tolist()),
-            note["client"],
-            None if note["extractor"] is None else Extractor(**note["extractor"]),
-            note.get("weight"),
-            note.get("task"),
-            tuple(note.get("labels", ())),
-        )
+        classes, extractor = labels_from_note(note["classes"]), note["extractor"]
+        made: dict[str, Any] = {
+            "columns": tuple(Column(**column) for column in note["columns"]),
+            "classes": () if classes is None else tuple(classes.tolist()),
+            "extractor": None if extractor is None else Extractor(**extractor),
+        }
+        return cls(**{**note, **made})
 
     @cached_property
     def digest(self) -> str:

@@ -77,23 +77,19 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
 
 
-def _text(value: str) -> str:
+def _text(value: Any) -> str:
     # JSON's escapes are TOML's, except that TOML also wants this one escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     if isinstance(value, list | tuple):
         parts = [repr(part) if isinstance(part, float) else _value(part) for part in value]
         line = f"[{', '.join(parts)}]"
         return line if len(line) <= _WIDTH else "[\n" + "".join(f"  {part},\n" for part in parts) + "]"
-    return str(value)
+    return _text(value)
 
 
 def read_schema(path: str | os.PathLike[str]) -> Schema:

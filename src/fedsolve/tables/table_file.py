@@ -11,8 +11,8 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_arrays
-from fedsolve.errors import DataError, damaged, did_you_mean, naming, unreadable
+from fedsolve.errors import DataError, damaged, did_you_mean, naming, reading
 from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
 from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
@@ -163,18 +163,6 @@ def table_kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
     raise DataError(f"unknown kind of file '{suffix}'; known are .npz, .csv(.gz), .tsv, .txt and .parquet.")
 
 
-def by_name(
-    features: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"] = "refuse"
-) -> Array:
-    """The columns of a plain table in the order of `wanted`. Missing or extra columns are refused."""
-    if any(column.kind != "number" for column in wanted.used):
-        raise DataError("the model takes raw columns, such as dates. Name the file itself, not an address.")
-    names = [column.name for column in own.used]
-    wanted.check_columns(names, extra=extra)
-    places = [names.index(column.name) for column in wanted.used]
-    return features if places == list(range(len(names))) else features[:, places]
-
-
 def column_position(names: Sequence[str], wanted: str, what: str) -> int:
     """Where the column of this name, or at this position, stands."""
     if wanted in names:
@@ -255,12 +243,8 @@ class TableFile:
         lines of a csv with more or fewer cells than the first are left out instead of refused.
         """
         if not self.is_csv:
-            from pyarrow import Table
-
             with sound_parquet(self.path):
-                table = self._parquet.read(columns=list(wanted))
-            columns = [table.column(name) for name in wanted]
-            return Table.from_arrays(columns, list(wanted)).slice(0, rows)
+                return self._parquet.read(columns=list(wanted)).select(list(wanted)).slice(0, rows)
         import pyarrow as arrow
         from pyarrow import csv as arrow_csv
 
@@ -329,17 +313,11 @@ def _first(batches: Any, rows: int) -> Any:
     return pyarrow.Table.from_batches(found, batches.schema).slice(0, rows)
 
 
-@contextmanager
-def sound_parquet(path: str | Path) -> Iterator[None]:
+def sound_parquet(path: str | Path) -> AbstractContextManager[None]:
     """A block that reads a parquet file; damage is told by the file's name."""
     from pyarrow import ArrowException
 
-    try:
-        yield
-    except (ArrowException, OSError) as problem:
-        if isinstance(problem, OSError) and problem.errno is not None:
-            raise unreadable(path, problem) from problem
-        raise damaged(path, "a parquet file", problem) from problem  # without errno: pages that make no sense
+    return reading(path, "a parquet file", ArrowException)
 
 
 class Unreadable(Exception):
@@ -353,10 +331,23 @@ def _npz_table(
         raise DataError("owners are wanted, but no client column or key is named.")
     keys = (layout.features_key, layout.labels_key)
     features, labels, owners = read_npz(path, part, labelled, *keys, layout.client if owned else None)
-    if labels is not None:
-        names = layout.label_names
-        labels = label_matrix(np.asarray(labels), names) if names else _one_each(labels)
-    return Table(features, labels, _owner_names(owners, len(features)), str(path))
+    if labels is not None and layout.label_names:
+        labels = label_matrix(np.asarray(labels), layout.label_names)
+    elif labels is not None:
+        labels = plain_labels(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
+        if labels.ndim != 1:
+            raise DataError(f"labels must be one per row, not one-hot rows; got shape {labels.shape}.")
+        if labels.dtype.kind not in "iufbU":
+            raise DataError(f"labels must be numbers or text; got dtype {labels.dtype}.")
+    if owners is not None:
+        if owners.shape != (len(features),):
+            raise DataError(
+                f"{len(features)} rows but owners of shape {owners.shape}; give one owner per row."
+            )
+        if owners.dtype.kind == "f" and not np.all(np.isfinite(owners)):
+            raise DataError("owners contain NaN or infinite values; give one owner per row.")
+        owners = owners.astype(str)
+    return Table(features, labels, owners, str(path))
 
 
 def _file_table(
@@ -528,23 +519,3 @@ def label_place(
     lowered = {names[place].strip().lower(): place for place in reversed(left)}
     usual = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
     return left[-1] if left and labelled and usual is None else usual
-
-
-def _one_each(labels: Array) -> Array:
-    """Labels of an npz as a vector of numbers, booleans or text."""
-    labels = plain_labels(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
-    if labels.ndim != 1:
-        raise DataError(f"labels must be one per row, not one-hot rows; got shape {labels.shape}.")
-    if labels.dtype.kind not in "iufbU":
-        raise DataError(f"labels must be numbers or text; got dtype {labels.dtype}.")
-    return labels
-
-
-def _owner_names(owners: Array | None, rows: int) -> Array | None:
-    if owners is None:
-        return None
-    if owners.shape != (rows,):
-        raise DataError(f"{rows} rows but owners of shape {owners.shape}; give one owner per row.")
-    if owners.dtype.kind == "f" and not np.all(np.isfinite(owners)):
-        raise DataError("owners contain NaN or infinite values; give one owner per row.")
-    return owners.astype(str)

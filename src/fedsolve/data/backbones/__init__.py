@@ -13,15 +13,19 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import Preprocessing
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, FedsolveError, did_you_mean
+from fedsolve.tables.schema import Extractor
 
 __all__ = ["Backbone", "Preprocessing", "load_backbone"]
+
+DEFAULT_BACKBONE = "efficientnet-lite0"
 
 
 @runtime_checkable
@@ -58,10 +62,10 @@ _MODULES = {
     "pixels[:SIZE]": "pixels",
     "onnx:FILE": "onnx",
     "hf:NAME_OR_FOLDER": "transformers",
-    "st:NAME_OR_FOLDER": "sentence_transformers",
+    "st:NAME_OR_FOLDER": "transformers",
     "torch:MODULE:CALLABLE": "torch_callable",
-    "torchvision:NAME": "model_zoos",
-    "timm:NAME": "model_zoos",
+    "torchvision:NAME": "torch_callable",
+    "timm:NAME": "torch_callable",
 }
 """Addresses, and the modules whose `load` knows them."""
 
@@ -81,3 +85,48 @@ def load_backbone(address: str, cache: str | os.PathLike[str] | None = None) -> 
     module = importlib.import_module(f"fedsolve.data.backbones.{_KINDS[parsed.scheme]}")
     backbone: Backbone = module.load(parsed, None if cache is None else Path(cache))
     return backbone
+
+
+def known_backbone(wanted: Extractor, named: str | None = None) -> tuple[str, Backbone]:
+    """The backbone that made a model's features, and its address; `named` if its files have moved.
+
+    A model keeps how its backbone was named, its preprocessing and a digest of its weights. Another backbone,
+    another preprocessing or other weights are refused.
+    """
+    if not wanted.address and named is None:
+        raise DataError(
+            f"these features came with their dataset ({wanted.recipe.get('name')}), not from a backbone, so "
+            "that they cannot be made of other images. Train with a backbone (--backbone)."
+        )
+    address = named or wanted.address
+    try:
+        backbone = load_backbone(address)
+    except FedsolveError as problem:
+        if named is not None:
+            raise
+        raise type(problem)(
+            f"the model's backbone cannot be loaded: {problem} Where it lies elsewhere, name it with "
+            "--backbone; its weights and preprocessing are compared."
+        ) from problem
+    own = Extractor.of(address, backbone.identity, backbone.width or wanted.width)
+    check_same(own, wanted, address)
+    return address, backbone
+
+
+def check_same(own: Extractor, wanted: Extractor, what: str) -> None:
+    """Refuse another backbone than the model's and say what differs."""
+    differences = own.differences(wanted)
+    if differences:
+        raise DataError(
+            f"{what} does not give the features that the model was trained on: {'; '.join(differences)} (the "
+            f"model's). Leave out --backbone to use the model's own, or bring back its {wanted.name}."
+        )
+
+
+def portable(address: str) -> str:
+    """The address without local folders, to be shown to others."""
+    parsed = Address.parse(address)
+    if os.path.exists(os.path.expanduser(parsed.rest)):
+        parsed = replace(parsed, rest=Path(parsed.rest).name)
+    weights = parsed.options.get("weights")
+    return parsed.adding(**({} if weights is None else {"weights": Path(weights).name}))

@@ -99,14 +99,11 @@ class OnnxBackbone:
 
     def run(self, batch: Array) -> Array:
         """Features (images, width) of a prepared batch."""
-        if self.fixed is None or self.fixed == len(batch):
-            return self._run(batch)
+        many = self.fixed or len(batch)
         # A file with a fixed number of images: the last group is filled up with its last image.
-        missing = -len(batch) % self.fixed
-        filled = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
-        starts = range(0, len(filled), self.fixed)
-        features: Array = np.concatenate([self._run(filled[at : at + self.fixed]) for at in starts])
-        return features[: len(batch)]
+        filled = np.concatenate([batch, np.repeat(batch[-1:], -len(batch) % many, axis=0)])
+        pieces = [self._run(filled[at : at + many]) for at in range(0, len(filled), many)]
+        return np.concatenate(pieces)[: len(batch)]
 
     def _run(self, batch: Array) -> Array:
         what = f"{self.file.name} cannot process images of shape {batch.shape[1:]}"

@@ -15,7 +15,6 @@ import PIL
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, in_pieces, parse_size, prepare
-from fedsolve.errors import DataError
 
 VERSION = 1
 ORDERS = ("rows", "channels")
@@ -42,7 +41,7 @@ class Pixels:
     def __init__(self, preprocessing: Preprocessing, order: str = ORDERS[0]) -> None:
         self.preprocessing = preprocessing
         self.order = order
-        self.shape: tuple[int, int, int] | None = None
+        self.shape: tuple[int, ...] | None = None
         count = CHANNELS[preprocessing.channels]
         if preprocessing.size is not None and count is not None:
             self.shape = (count, *preprocessing.size)
@@ -63,17 +62,10 @@ class Pixels:
         """Features of images (height, width, channels) of bytes; all must come out in one shape."""
 
         def features(some: Sequence[Array]) -> Array:
-            batch = prepare(some, self.preprocessing)
-            _, channels, height, width = batch.shape
-            self.shape = self.shape or (channels, height, width)
-            if batch.shape[1:] != self.shape:
-                first = (*self.shape[1:], self.shape[0])
-                raise DataError(
-                    f"images differ in shape: {(height, width, channels)} after {first}. Give a size, such "
-                    "as pixels:32, and channels=gray or channels=rgb when both kinds occur."
-                )
-            if self.order == "rows":
-                batch = batch.transpose(0, 2, 3, 1)
+            known = None if self.shape is None else (*self.shape[1:], self.shape[0])
+            batch = prepare(some, self.preprocessing, shape=known)
+            self.shape = batch.shape[1:]
+            batch = batch.transpose(0, 2, 3, 1) if self.order == "rows" else batch
             return batch.reshape(len(batch), -1)
 
         return in_pieces(images, self.width, features)

@@ -120,18 +120,33 @@ def parse_size(text: str, what: str) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def prepare(images: Sequence[Array], preprocessing: Preprocessing, layout: Layout = "nchw") -> Array:
+def prepare(
+    images: Sequence[Array],
+    preprocessing: Preprocessing,
+    layout: Layout = "nchw",
+    shape: tuple[int, ...] | None = None,
+) -> Array:
     """Images (height, width, channels) of bytes as one float32 batch, resized in a pool of threads.
 
     The result has shape (images, channels, height, width), or (images, height, width, channels) in
     layout "nhwc". Each image is treated by itself, so its numbers do not depend on its neighbours.
+    shape: (height, width, channels) that all must come out in; that of the first image when None.
     """
     if len(images) == 0:
         raise DataError("no images to prepare; give at least one.")
     # Resizing releases the interpreter lock, so threads are enough.
     with ThreadPoolExecutor(min(usable_cores(), len(images))) as pool:
         resized = list(pool.map(_resized, range(len(images)), images, [preprocessing] * len(images)))
-    height, width, channels = _common_shape(resized)
+    first = shape or resized[0].shape
+    for number, image in enumerate(resized):
+        if image.shape != first:
+            sized = image.shape[:2] == first[:2]
+            remedy = "choose channels=gray or channels=rgb for all" if sized else "give it a size: pixels:32"
+            raise DataError(
+                f"images differ in shape: {first} first, but {image.shape} in place {number} of the batch. "
+                f"For the backbone, {remedy}."
+            )
+    height, width, channels = first
     table = _table(preprocessing, channels)
     batch: Array = np.empty((len(images), channels, height, width), dtype=np.float32)
     for target, image in zip(batch, resized, strict=True):
@@ -178,19 +193,6 @@ def _checked(number: int, image: Any) -> Array:
             f"got {pixels.dtype} of shape {np.shape(image)}."
         )
     return pixels
-
-
-def _common_shape(images: Sequence[Array]) -> tuple[int, int, int]:
-    first = images[0].shape
-    for number, image in enumerate(images):
-        if image.shape != first:
-            sized = image.shape[:2] == first[:2]
-            remedy = "choose channels=gray or channels=rgb for all" if sized else "give it a size: pixels:32"
-            raise DataError(
-                f"images differ in shape: {first} in place 0 of the batch but {image.shape} in place "
-                f"{number}. For the backbone, {remedy}."
-            )
-    return first[0], first[1], first[2]
 
 
 def _table(preprocessing: Preprocessing, channels: int) -> Array:

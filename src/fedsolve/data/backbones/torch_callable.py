@@ -1,15 +1,16 @@
 """`torch:MODULE:CALLABLE`: a network of your own, made by a function in a module or a Python file.
 
-`TorchBackbone` here also carries the networks that other packages bring.
+Also `timm:NAME` and `torchvision:NAME`, their networks without the classifier, where they are installed; and
+`TorchBackbone`, which carries the networks of other packages, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from fedsolve.container import read
 from fedsolve.data.address import Address
 from fedsolve.data.backbones.preprocessing import (
     CHANNELS,
+    FILTERS,
     OPTIONS,
     Preprocessing,
     checked_features,
@@ -28,7 +30,7 @@ from fedsolve.data.backbones.preprocessing import (
     in_pieces,
     prepare,
 )
-from fedsolve.errors import DataError, ModelFileError, explained, require
+from fedsolve.errors import DataError, ModelFileError, explained, require, require_installed
 
 VERSION = 1
 
@@ -39,6 +41,8 @@ def load(address: Address, cache: Path | None) -> TorchBackbone:
     The callable takes no arguments and returns a `torch.nn.Module` that maps images (n, channels,
     height, width) to features (n, width). Options besides those of the preprocessing: device.
     """
+    if address.scheme != "torch":
+        return _from_zoo(address)
     torch = require("torch", "torch", "a torch backbone")
     address.allow("device", *OPTIONS)
     place, _, name = address.rest.rpartition(":")
@@ -196,13 +200,10 @@ def _import_file(file: Path, address: str) -> ModuleType:
         raise DataError(f"{address}: there is no file {file}.")
     # A name of its own, so that a file called numpy.py does not replace numpy.
     name = f"fedsolve_backbone_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(file)
     try:
-        spec.loader.exec_module(module)
+        SourceFileLoader(name, str(file)).exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -221,3 +222,100 @@ def _make(module: ModuleType, name: str, torch: Any, address: str) -> Any:
     if not isinstance(made, torch.nn.Module):
         raise DataError(f"{address}: {name}() must return a torch.nn.Module; got {type(made).__name__}.")
     return made
+
+
+# -- networks of torchvision and timm ---------------------------------------------------------------
+
+# Where torchvision's classifiers keep their last layers.
+_HEADS = ("fc", "classifier", "heads", "head")
+
+
+def _from_zoo(address: Address) -> TorchBackbone:
+    """`timm:resnet18`, or `timm:resnet18?weights=FILE` with a state dict of your own; torchvision likewise.
+
+    Without a file the pretrained weights are used, from the package's cache or the network.
+    """
+    zoo, target, file = address.scheme, address.rest, address.options.get("weights")
+    address.allow("weights", "device", *OPTIONS)
+    name = f"{zoo}:{target}"
+    if not target:
+        raise DataError(f"{address.text}: name a model, such as {zoo}:resnet18.")
+    make = _timm if zoo == "timm" else _torchvision
+    remedy = f"Fetch them elsewhere and give the file: {name}?weights=FILE"
+    with explained(f"{address.text}: the weights cannot be fetched", remedy, ModelFileError):
+        model, says, licence = make(target, file is None, address.text)
+    if file:
+        load_weights(model, file, address.text)
+    if zoo == "timm":
+        model.reset_classifier(0)
+    else:
+        _remove_head(model, address.text)
+    device = address.options.get("device", "cpu")
+    identity = {"name": name}
+    return TorchBackbone(name, model, says.adjusted(address), identity, device=device, licence=licence)
+
+
+def _timm(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessing, str | None]:
+    timm, data = (require_installed(module, address) for module in ("timm", "timm.data"))
+    if not timm.is_model(target.partition(".")[0]):
+        raise DataError(f"{address}: timm {timm.__version__} has no model '{target}'.")
+    model = timm.create_model(target, pretrained=pretrained)
+    says = data.resolve_model_data_config(model)
+    channels, height, width = says["input_size"]
+    # The shorter side to size / crop_pct and the middle of that; or the whole image, squeezed.
+    squeezed = says.get("crop_mode") == "squash" and says["crop_pct"] == 1.0
+    known = squeezed or says.get("crop_mode", "center") == "center"
+    if channels != 3 or height != width or not known or says["interpolation"] not in FILTERS:
+        raise DataError(
+            f"{address}: timm prepares images in a way that fedsolve does not know ({says}). "
+            "Make the model in a function of your own and use torch:MODULE:CALLABLE."
+        )
+    preprocessing = Preprocessing(
+        size=(height, width),
+        shorter_side=None if squeezed else int(height / says["crop_pct"]),
+        interpolation=says["interpolation"],
+        mean=tuple(says["mean"]),
+        std=tuple(says["std"]),
+        middle="even",
+    )
+    return model, preprocessing, getattr(model, "pretrained_cfg", {}).get("license")
+
+
+def _torchvision(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessing, str | None]:
+    models = require_installed("torchvision", address).models
+    unknown = f"{address}: torchvision has no classifier '{target}'"
+    with explained(unknown, kinds=(ValueError, AttributeError, KeyError)):
+        weights = models.get_model_weights(target).DEFAULT
+        model = models.get_model(target, weights=weights if pretrained else None)
+    # The preset of the weights: resize the shorter side, cut the middle, normalise.
+    says = weights.transforms()
+    size, shorter = says.crop_size, says.resize_size
+    interpolation = str(getattr(says.interpolation, "value", says.interpolation))
+    if len(size) != 1 or len(shorter) != 1 or interpolation not in FILTERS:
+        raise DataError(f"{address}: torchvision's preprocessing is of an unknown form: {says}.")
+    preprocessing = Preprocessing(
+        size=(size[0], size[0]),
+        shorter_side=shorter[0],
+        interpolation=interpolation,
+        mean=tuple(says.mean),
+        std=tuple(says.std),
+        middle="even",
+    )
+    return model, preprocessing, None
+
+
+def _remove_head(model: Any, address: str) -> None:
+    """Replace the last linear layer by the identity."""
+    layers = require_installed("torch", address).nn
+    for name in _HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, layers.Linear):
+            setattr(model, name, layers.Identity())
+            return
+        if isinstance(head, layers.Sequential) and isinstance(head[-1], layers.Linear):
+            head[-1] = layers.Identity()
+            return
+    raise DataError(
+        f"{address}: {type(model).__name__} does not end in a linear layer. Take the features you want in "
+        "a function of your own and use torch:MODULE:CALLABLE."
+    )

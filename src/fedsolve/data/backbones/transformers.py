@@ -1,23 +1,32 @@
-"""`hf:NAME_OR_FOLDER`: a model of transformers for images or text, from a folder, the hub or its cache.
+"""`hf:NAME_OR_FOLDER` and `st:NAME_OR_FOLDER`: a model of transformers, or of sentence-transformers.
 
-Features of images are the model's pooled output where its weights have one, otherwise the mean of the last
-hidden state over tokens or pixels; those of text are the mean over its tokens. Preprocessing is read from the
-image processor or the tokenizer that comes with the model.
+It comes from a folder, the hub or its cache. Features of images are the model's pooled output where its
+weights have one, otherwise the mean of the last hidden state over tokens or pixels. Those of text are the
+mean over its tokens, or what the model itself makes of them (`st:`). Preprocessing is read from the image
+processor or the tokenizer that comes with the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.data.address import Address
-from fedsolve.data.backbones.preprocessing import FILTERS, OPTIONS, Preprocessing, digest_of, prepare
-from fedsolve.data.backbones.text import LENGTH, TOKENS, TextBackbone
+from fedsolve.data.backbones.preprocessing import (
+    FILTERS,
+    OPTIONS,
+    PIECE,
+    Preprocessing,
+    digest_of,
+    prepare,
+)
 from fedsolve.data.backbones.torch_callable import TorchBackbone
 from fedsolve.errors import DataError, ModelFileError, explained, require
 
@@ -26,15 +35,28 @@ OUTPUTS = ("pooled", "mean", "cls")
 # What a configuration says of files and versions is no part of the function it describes.
 _INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 
+LENGTH = 512
+"""Tokens that are read of a text where neither network nor tokenizer says how many."""
+
+TOKENS = "a number of tokens, such as 256"
+
+_PROBES = (
+    "Heart-rate 72/min, NOT raised.",
+    "Übelkeit seit gestern;  Fieber 38,5 °C",
+    "心拍数は正常。 naïve\n42%",
+)
+
 
 def load(address: Address, cache: Path | None) -> TorchBackbone:
     """`hf:microsoft/resnet-18`, `hf:bert-base-uncased` or `hf:./folder`.
 
     Options: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
     device; reads=text for a model of both; length, the tokens read of a text; and those of the preprocessing
-    of images, which replace what the image processor says.
+    of images, which replace what the image processor says. `st:` takes length and device.
     """
     where = address.text
+    if address.scheme == "st":
+        return _sentences(address)
     require("torch", "hf", where)
     transformers = require("transformers", "hf", where)
     place = place_of(address)
@@ -55,15 +77,59 @@ def load(address: Address, cache: Path | None) -> TorchBackbone:
     name = f"hf:{address.rest}"
     about: dict[str, Any] = {"device": address.options.get("device", "cpu"), "licence": card_licence(place)}
     if preprocessing is None:
-        output = output or "mean"
-        identity |= {"reads": "text", "output": output}
+        identity |= {"reads": "text", "output": output or "mean"}
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
         length = address.whole("length", TOKENS) or int(min(tokens.model_max_length, most))
-        embed = _embedding(model, tokens, length, output, where)
+        network = model.get_encoder() if model.config.is_encoder_decoder else model
+        network = getattr(model, "text_model", network)  # of a model of text and images
+
+        def embed(texts: list[str]) -> Any:
+            batch = tokens(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            result = network(**batch.to(model.device))
+            return _reduced(result, identity["output"], where, batch["attention_mask"])
+
         return TextBackbone(name, model, tokens, length, identity, embed, **about)
-    output = output or ("mean" if pooler_missing else _offered(model, preprocessing, where))
-    identity["output"] = output
-    return TorchBackbone(name, model, preprocessing, identity, call=_features(model, output, where), **about)
+    identity["output"] = output or ("mean" if pooler_missing else _offered(model, preprocessing, where))
+
+    def features(images: Any) -> Any:
+        return _reduced(_ask(model, images), identity["output"], where)
+
+    return TorchBackbone(name, model, preprocessing, identity, call=features, **about)
+
+
+def _sentences(address: Address) -> TextBackbone:
+    """`st:all-MiniLM-L6-v2` or `st:./folder`."""
+    package = require("sentence_transformers", "text", address.text)
+    address.allow("length", "device")
+    place, length = place_of(address), address.whole("length", TOKENS)
+    remedy = "Give a folder that SentenceTransformer.save wrote, or the name of one on the hub."
+    with (
+        quiet(require("transformers", "text", address.text)),
+        explained(f"{address.text}: the model cannot be loaded", remedy, ModelFileError),
+    ):
+        model = package.SentenceTransformer(place, device="cpu", trust_remote_code=False)
+    if length is not None:
+        model.max_seq_length = length
+    prompt = str(model.prompts.get(model.default_prompt_name) or "")
+    parts = [[type(part).__name__, part.get_config_dict()] for part in list(model)[1:]]
+    inner = getattr(model[0], "auto_model", None)
+    lower = getattr(model[0], "do_lower_case", False)
+    about = config_digest(inner.config, parts, lower) if inner is not None else type(model[0]).__name__
+
+    def embed(texts: list[str]) -> Any:
+        return model.encode(texts, batch_size=PIECE, show_progress_bar=False, convert_to_tensor=True)
+
+    return TextBackbone(
+        f"st:{address.rest}",
+        model,
+        model.tokenizer,
+        model.max_seq_length or LENGTH,
+        {"name": "st", "config": about},
+        embed,
+        prompt=prompt,
+        device=address.options.get("device", "cpu"),
+        licence=card_licence(place),
+    )
 
 
 def place_of(address: Address) -> str:
@@ -107,25 +173,6 @@ def _tokenizer(transformers: Any, place: str, model: Any, address: str) -> Any:
     return tokenizer
 
 
-def _embedding(
-    model: Any, tokenizer: Any, length: int, output: str, address: str
-) -> Callable[[list[str]], Any]:
-    network = model.get_encoder() if model.config.is_encoder_decoder else model
-    network = getattr(model, "text_model", network)  # of a model of text and images
-
-    def embed(texts: list[str]) -> Any:
-        batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        result = network(**batch.to(model.device))
-        if output == "pooled":
-            return _pooled(result, address)
-        if output == "cls":
-            return result.last_hidden_state[:, 0]
-        there = batch["attention_mask"].unsqueeze(-1).to(result.last_hidden_state.dtype)
-        return (result.last_hidden_state * there).sum(1) / there.sum(1).clamp(min=1)
-
-    return embed
-
-
 def _model(transformers: Any, place: str, address: str) -> tuple[Any, bool]:
     """The model, and whether the layer behind its pooled output is missing from the weights."""
     remedy = "Give a folder with config.json and model.safetensors, or the name of a model on the hub."
@@ -148,26 +195,22 @@ def _model(transformers: Any, place: str, address: str) -> tuple[Any, bool]:
     return model, bool(missing)
 
 
-def _features(model: Any, output: str, address: str) -> Callable[[Any], Any]:
-    def features(images: Any) -> Any:
-        result = _ask(model, images)
-        if output == "pooled":
-            return _pooled(result, address)
-        hidden = result.last_hidden_state
-        if output == "cls" and hidden.ndim != 3:
+def _reduced(result: Any, output: str, address: str, mask: Any = None) -> Any:
+    """One row of features for each input; `mask` says which tokens of a text are no filling."""
+    if output == "pooled":
+        pooled = getattr(result, "pooler_output", None)
+        if pooled is None:
+            raise DataError(f"{address}: the model has no pooled output. Use output=mean.")
+        return pooled.flatten(1)
+    hidden = result.last_hidden_state
+    if output == "cls":
+        if hidden.ndim != 3:
             raise DataError(f"{address}: the model has no tokens, so no first one. Use output=mean.")
-        if output == "cls":
-            return hidden[:, 0]
-        return hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
-
-    return features
-
-
-def _pooled(result: Any, address: str) -> Any:
-    pooled = getattr(result, "pooler_output", None)
-    if pooled is None:
-        raise DataError(f"{address}: the model has no pooled output. Use output=mean.")
-    return pooled.flatten(1)
+        return hidden[:, 0]
+    if mask is not None:
+        there = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * there).sum(1) / there.sum(1).clamp(min=1)
+    return hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
 
 
 def _ask(model: Any, images: Any) -> Any:
@@ -268,3 +311,71 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What happens to a text before the network.
+
+    tokenizer: digest of its vocabulary, and of what it makes of a few texts.
+    length:    tokens that are read; the rest of a text is left out.
+    prompt:    what stands before every text.
+    """
+
+    tokenizer: str
+    length: int
+    prompt: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TextBackbone(TorchBackbone):
+    """A network from texts to features; `embed` takes some texts and gives a tensor (texts, width)."""
+
+    reads = "text"
+    preprocessing: Tokens
+
+    def __init__(
+        self,
+        name: str,
+        module: Any,
+        tokenizer: Any,
+        length: int,
+        identity: Mapping[str, Any],
+        embed: Callable[[list[str]], Any],
+        *,
+        prompt: str = "",
+        **about: Any,
+    ) -> None:
+        self._tokenizer = tokenizer
+        vocabulary = canonical_json(tokenizer.get_vocab()).encode()
+        told = canonical_json([list(map(int, ids)) for ids in self._ids(_PROBES)]).encode()
+        tokens = Tokens(digest_of([vocabulary, told]), length, prompt)
+        super().__init__(name, module, tokens, identity, call=embed, **about)
+
+    def cut(self, texts: Sequence[str]) -> Array:
+        """Which of the texts are longer than what is read of them."""
+        whole = self._ids([self.preprocessing.prompt + text for text in texts])
+        return np.array([len(ids) > self.preprocessing.length for ids in whole], dtype=bool)
+
+    def _ids(self, texts: Sequence[str]) -> list[Any]:
+        if not texts:
+            return []
+        if not callable(self._tokenizer):  # one of the package tokenizers itself
+            return [found.ids for found in self._tokenizer.encode_batch(list(texts))]
+        found: list[Any] = self._tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
+        return found
+
+    def _batch(self, rows: Sequence[Any]) -> Any:
+        return list(rows)
+
+    def _failing(self, batch: Any) -> tuple[str, str]:
+        return f"{self.name} cannot process text", f"Check length ({self.preprocessing.length} tokens)."
+
+    def _samples(self) -> list[Any]:
+        # The second one is cut, so that a length that the network does not take is noticed at once.
+        return ["blood pressure 120/80", "pain " * (self.preprocessing.length + 8)]

@@ -10,24 +10,14 @@ from __future__ import annotations
 import os
 
 from fedsolve.data.address import Address
-from fedsolve.data.datasets import (
-    cifar,
-    embedded,
-    folder,
-    huggingface,
-    idx,
-    medmnist,
-    tabular,
-    tiny_imagenet,
-)
-from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_files import Known, data_root, unknown
+from fedsolve.data.datasets import folder, huggingface, published, tabular
+from fedsolve.data.datasets.dataset import Dataset, Known, Split, data_root, unknown
 from fedsolve.errors import DataError
 from fedsolve.tables.table_file import SUFFIXES
 
 __all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
 
-_FAMILIES = (embedded, idx, cifar, tiny_imagenet, medmnist, folder, tabular, huggingface)
+_FAMILIES = (published, folder, tabular, huggingface)
 
 
 def datasets() -> list[Known]:

@@ -1,11 +1,14 @@
-"""What a dataset is: images or features with labels, in its official training and test part."""
+"""What a dataset is: labelled rows in a training and a test part; which kinds there are, and their files."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,9 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.images import Images, Texts
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained
 from fedsolve.labels import spelled_labels
+from fedsolve.parameters import known_are
 from fedsolve.tables.schema import Schema
 
 HELD_OUT = 0.2
@@ -101,15 +105,38 @@ class Dataset:
         file_labels: Array | None = None,
         schema: Schema | None = None,
     ) -> Dataset:
-        """The rows of a source that has no test part of its own: a share is held out (`hold_out`)."""
-        train, test = hold_out(rows, address, source)
+        """The rows of a source that has no test part of its own: the same share of every class is held out.
+
+        A class keeps at least one training row. The address may say the share (test) and the choice (seed);
+        share 0 gives no test part.
+        """
+        share = address.number("test")
+        share = HELD_OUT if share is None else share
+        seed = address.whole("seed", "a whole number", least=0, most=2**63) or 0
+        if not 0 <= share < 1:
+            raise DataError(f"{source}: the share to hold out for testing must be in [0, 1); got {share:g}.")
+        tested = np.zeros(len(rows), dtype=bool)
+        for own in _shuffled(rows.labels, seed, "test"):
+            tested[own[: min(len(own) - 1, round(share * len(own)))]] = True
+        if share and not tested.any():
+            raise DataError(
+                f"{source}: {len(rows)} rows are too few to hold out {share:g} of every class for testing. "
+                "Add rows, or keep all for training with ?test=0."
+            )
+        test = rows.take(np.flatnonzero(tested)) if share else None
+        train = rows if test is None else rows.take(np.flatnonzero(~tested))
         names = tuple(class_names)
         return cls(address.text, train, test, names, file_labels, schema, held_out=test is not None)
 
     @cached_property
     def classes(self) -> Array:
-        """The labels that positions stand for, and that a model learns: those of the data, or the names."""
-        return labels_of_names(self.class_names) if self.file_labels is None else self.file_labels
+        """The labels that positions stand for, and that a model learns: those of the data, or what the names
+        spell; the names themselves if two spell the same.
+        """
+        if self.file_labels is not None:
+            return self.file_labels
+        labels = spelled_labels(self.class_names)
+        return labels if len(np.unique(labels)) == len(labels) else np.array(self.class_names)
 
     @property
     def is_images(self) -> bool:
@@ -148,12 +175,6 @@ class Dataset:
         return replace(self, train=parts.get("train", self.train), test=parts.get("test", self.test))
 
 
-def labels_of_names(names: Sequence[str]) -> Array:
-    """The labels that class names spell (`spelled_labels`); the names themselves if two spell the same."""
-    labels = spelled_labels(names)
-    return labels if len(np.unique(labels)) == len(names) else np.array(names)
-
-
 def digest_of(array: Array) -> str:
     """Hex digest of an array's type, shape and values."""
     array = np.ascontiguousarray(array)
@@ -183,32 +204,6 @@ def in_proportion(labels: Array, count: int, seed: int) -> Array:
     return np.sort(np.concatenate([rows[:share] for rows, share in zip(rows_of, shares, strict=True)]))
 
 
-def hold_out(split: Split, address: Address, name: str) -> tuple[Split, Split | None]:
-    """The split as a training and a test part: the same share of every class, chosen at random.
-
-    A class keeps at least one training row. The address may say the share (test) and the choice (seed);
-    share 0 gives no test part.
-    """
-    share = address.number("test")
-    share = HELD_OUT if share is None else share
-    seed = address.whole("seed", "a whole number", least=0, most=2**63) or 0
-    if not 0 <= share < 1:
-        raise DataError(f"{name}: the share to hold out for testing must be in [0, 1); got {share:g}.")
-    if share == 0:
-        return split, None
-    taken = [
-        rows[: min(len(rows) - 1, round(share * len(rows)))] for rows in _shuffled(split.labels, seed, "test")
-    ]
-    tested = np.zeros(len(split), dtype=bool)
-    tested[np.concatenate(taken)] = True
-    if not tested.any():
-        raise DataError(
-            f"{name}: {len(split)} rows are too few to hold out {share:g} of every class for testing. "
-            "Add rows, or keep all for training with ?test=0."
-        )
-    return split.take(np.flatnonzero(~tested)), split.take(np.flatnonzero(tested))
-
-
 def _shuffled(labels: Array, seed: int, role: str) -> list[Array]:
     """The rows of each class present, in random order.
 
@@ -219,3 +214,115 @@ def _shuffled(labels: Array, seed: int, role: str) -> list[Array]:
     order = np.lexsort((ranks, labels))
     bounds = np.flatnonzero(np.diff(labels[order])) + 1
     return np.split(order, bounds)
+
+
+# -- kinds of datasets, and their files ------------------------------------------------------------
+
+HINT = "Say where the files are with --data-root DIR or the variable FEDSOLVE_DATA (root=... in Python)."
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind of dataset that can be loaded.
+
+    name:   its address, capitals standing for what the user fills in.
+    title:  what it is, in one line.
+    files:  which files are expected, and where.
+    source: where to get the files.
+    loader: loads the dataset of an address; its files are looked for in a folder.
+    """
+
+    name: str
+    title: str
+    files: str
+    source: str
+    loader: Callable[..., Dataset] = field(repr=False)
+
+    def load(self, address: Address, root: Path | None) -> Dataset:
+        """The dataset of this address."""
+        return self.loader(address, root)
+
+    @property
+    def scheme(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def again(self) -> str:
+        """What to do about a file that is not as it was published."""
+        return f"Get it again from {self.source}."
+
+
+@dataclass(frozen=True)
+class Published(Known):
+    """A dataset whose files are always the same; its loader takes this description too.
+
+    digests: MD5 of each file, unpacked; those without are not checked.
+    """
+
+    digests: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def load(self, address: Address, root: Path | None) -> Dataset:
+        address.allow()
+        return self.loader(self, root)
+
+
+def unknown(what: str, value: str, known: Iterable[str]) -> DataError:
+    """The error for an unknown name."""
+    return DataError(f"no {what} '{value}'.{known_are(value, known)}")
+
+
+def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterable[str]) -> dict[str, Path]:
+    """The first of `folders` (relative to root) that has the first file, and all its files, by name.
+
+    A file may also be there under its name with .gz added. Missing ones are named in the error.
+    """
+    files, folders = list(files), list(folders)
+    expected = f"Expected: {known.files}. Get them from {known.source}."
+    if root is None:
+        raise DataError(f"{known.name} is not embedded and no data folder was given. {HINT} {expected}")
+    for folder in folders:
+        paths = {file: path for file in files if (path := _present(root / folder / file)) is not None}
+        if files[0] in paths:
+            missing = [file for file in files if file not in paths]
+            if missing:
+                raise DataError(f"{known.name}: {root / folder} has no {', '.join(missing)}. {expected}")
+            return paths
+    tried = ", ".join(dict.fromkeys(str(root / folder) for folder in folders))
+    raise DataError(f"{known.name}: no file {files[0]} in {tried}. {HINT} {expected}")
+
+
+def _present(path: Path) -> Path | None:
+    packed = path.with_name(path.name + ".gz")
+    return path if path.is_file() else packed if packed.is_file() else None
+
+
+def read_file(path: Path, known: Published) -> bytes:
+    """The contents of a data file, as they were published."""
+    with explained(f"{path}: cannot read the file", kinds=OSError):
+        return official(path, path.read_bytes(), known)
+
+
+def official(path: Path, contents: bytes, known: Published) -> bytes:
+    """The contents of a data file, unpacked; refused where their digest is not the published one."""
+    if contents.startswith(b"\x1f\x8b"):
+        with explained(f"{path}: truncated or damaged gzip file", known.again):
+            contents = gzip.decompress(contents)
+    checksum = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    expected = known.digests.get(path.name.removesuffix(".gz"), checksum)
+    if checksum != expected:
+        raise DataError(
+            f"{path}: not the official file of {known.name}: its contents have MD5 checksum {checksum}, "
+            f"expected {expected}. {known.again}"
+        )
+    return contents
+
+
+def data_root(root: str | os.PathLike[str] | None) -> Path | None:
+    """The data folder: `root`, or that of FEDSOLVE_DATA; None where neither is set."""
+    named = root if root is not None else os.environ.get("FEDSOLVE_DATA") or None
+    if named is None:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the data folder {folder} does not exist or is not a folder. {HINT}")
+    return folder

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
-from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_files import Known, unknown
+from fedsolve.data.datasets.dataset import Dataset, Known, Split, unknown
 from fedsolve.data.images import to_array
 from fedsolve.errors import DataError, explained, require
 from fedsolve.labels import positions
@@ -46,15 +45,14 @@ class HubImages:
         return digest.hexdigest()
 
     def read(self, rows: slice | Array) -> list[Array]:
-        chosen = range(len(self))[rows] if isinstance(rows, slice) else rows
-        return [self._image(int(row)) for row in chosen]
-
-    def _image(self, row: int) -> Array:
-        with explained(f"{self.name(row)}: the image cannot be decoded"):
-            return to_array(self._rows[row][self._column])
+        images = []
+        for row in np.arange(len(self))[rows].tolist():
+            with explained(f"{self.name(row)}: the image cannot be decoded"):
+                images.append(to_array(self._rows[row][self._column]))
+        return images
 
     def take(self, rows: Array) -> HubImages:
-        return HubImages(self._rows.select([int(row) for row in rows]), self._column, self._source)
+        return HubImages(self._rows.select(rows.tolist()), self._column, self._source)
 
     def name(self, row: int) -> str:
         return f"{self._source}, image {row}"

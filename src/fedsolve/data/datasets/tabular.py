@@ -1,4 +1,7 @@
-"""`npz:PATH`, `csv:PATH`, `parquet:PATH`: features, images of one size, or texts from a file."""
+"""`npz:PATH`, `csv:PATH`, `parquet:PATH`: features, images of one size, or texts from a file.
+
+Also `features:KEY`, features from the feature store.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
-from fedsolve.data.datasets.dataset import Dataset, Split
-from fedsolve.data.datasets.dataset_files import Known
+from fedsolve.data.datasets.dataset import Dataset, Known, Split
 from fedsolve.data.images import ArrayImages, Texts
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import number, plain_labels
@@ -131,6 +133,22 @@ def layout_of(address: Address) -> ColumnLayout:
     return ColumnLayout(**settings)
 
 
+def stored(address: Address, root: Path | None) -> Dataset:
+    """The stored features whose key begins with KEY."""
+    from fedsolve.data.feature_store import FeatureStore
+
+    address.allow("store")
+    if not address.rest:
+        raise DataError(f"'{address.text}' names no key; see 'fedsolve features list'.")
+    found = FeatureStore(address.options.get("store")).get(address.rest)
+    test = None
+    if found.x_test is not None and found.y_test is not None:
+        test = Split(found.x_test, found.y_test)
+    train = Split(found.x_train, found.y_train)
+    schema = None if found.extractor is None else Schema(extractor=found.extractor)
+    return Dataset(address.text, train, test, found.class_names, found.classes, schema)
+
+
 _SPLIT = (
     "a fifth of each class is held out (?test=SHARE&seed=N, ?test=0 for none, ?test=FILE for another file)"
 )
@@ -148,4 +166,11 @@ KNOWN = (
     ),
     Known("csv:PATH", "your own table with a header line", _COLUMNS, "your disk", load),
     Known("parquet:PATH", "your own table", _COLUMNS, "your disk", load),
+    Known(
+        "features:KEY",
+        "features in the store, and the backbone they came from",
+        "what 'fedsolve features build' made; ?store=DIR for another store than FEDSOLVE_STORE",
+        "fedsolve features list",
+        stored,
+    ),
 )

@@ -1,29 +1,26 @@
-"""Fingerprints: digests of a client's rows, of single rows, and stamps of files.
+"""Fingerprints: digests of a client's rows, and of single rows.
 
 * A checkpoint keeps what every client held (`Holdings`): the number of rows, and a digest of labels, weights,
   the first row and the last. More would mean reading all rows of all clients.
 * A site keeps a digest of all its rows by run (`RowsByRun`).
 * A secure site keeps a keyed digest of every row (`row_digests`), to count how many were added or removed.
-* Files that are read as they are needed are known by size and time (`FileStamp`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedsolve import container
 from fedsolve.arrays import Array, StreamedRows
-from fedsolve.errors import DataError, ModelFileError, unreadable
+from fedsolve.errors import ModelFileError
+from fedsolve.federation.client_data import ClientData
 from fedsolve.labels import number
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -31,29 +28,11 @@ _BLOCK = 4096
 _RUNS = 100
 
 
-class KnownRows(Protocol):
-    """A client's rows; see `ClientData`."""
-
-    source: Any
-    rows: Array | None
-
-    def __len__(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    def features(self, span: slice) -> Array: ...
-
-    def own_labels(self) -> Array: ...
-
-    def own_weights(self) -> Array | None: ...
-
-
 Held = tuple[int, str]
 """A client's number of rows, and the digest of what they are."""
 
 
-def held_by(data: KnownRows, whole: bool = False) -> Held:
+def held_by(data: ClientData, whole: bool = False) -> Held:
     """What a client holds; `whole`: by all its rows, not only the first and the last.
 
     Of features that are streamed, such as parquet, only the first row of the source is looked at: for more,
@@ -69,7 +48,7 @@ def held_by(data: KnownRows, whole: bool = False) -> Held:
     return len(data), digest.hexdigest()
 
 
-def row_digests(data: KnownRows, key: bytes) -> Array:
+def row_digests(data: ClientData, key: bytes) -> Array:
     """One number of 64 bits for each row with its label and weight; repeats of a row have different ones.
 
     A label that a server's class list spells as text counts as the number that it is: otherwise a server
@@ -133,7 +112,7 @@ class Holdings:
 class RowsByRun:
     """A file that records with which rows a site took part in its last runs."""
 
-    def __init__(self, path: Path, data: KnownRows) -> None:
+    def __init__(self, path: Path, data: ClientData) -> None:
         self._path = path
         self._data = data
         self._known: set[str] = set()
@@ -166,41 +145,7 @@ class RowsByRun:
         return held_by(self._data, whole=True)[1]
 
 
-@dataclass(frozen=True)
-class FileStamp:
-    """A file's size and, on one machine, its modification time.
-
-    modified: in nanoseconds. Copies of a file on several machines may differ in it.
-    """
-
-    path: str
-    size: int
-    modified: int
-    machine: str
-
-    @classmethod
-    def of(cls, path: str | Path) -> FileStamp:
-        try:
-            found = os.stat(path)
-        except OSError as problem:
-            raise unreadable(path, problem) from problem
-        return cls(str(path), found.st_size, found.st_mtime_ns, platform.node())
-
-    def check(self) -> FileStamp:
-        """Refuse a file that has changed; return its stamp on this machine."""
-        now = FileStamp.of(self.path)
-        if now.size != self.size or (now.machine == self.machine and now.modified != self.modified):
-            raise DataError(
-                f"{self.path} is no longer the file that was opened: {self} then, {now} now. "
-                "Put that one back as it was (cp -p), or begin again."
-            )
-        return now
-
-    def __str__(self) -> str:
-        return f"{self.size} bytes of {datetime.fromtimestamp(self.modified / 1e9):%Y-%m-%d %H:%M:%S.%f}"
-
-
-def _ends(data: KnownRows) -> Array:
+def _ends(data: ClientData) -> Array:
     """The first row and the last, or the first row of a source that is streamed."""
     if isinstance(data.source, StreamedRows):
         return data.source[:1]
