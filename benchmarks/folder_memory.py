@@ -19,8 +19,7 @@ from rich.table import Table
 
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset
-from fedsolve.data.extraction import ExtractionProgress
-from fedsolve.data.feature_store import FeatureStore
+from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 
 CLASSES, FILES = 4, 8
 

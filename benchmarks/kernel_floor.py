@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import fedsolve as fs
-from fedsolve.tables.npz import read_npz
+from fedsolve.tables.table_file import read_npz
 
 CLIENTS, KEPT = 100, 9 * 10**9
 

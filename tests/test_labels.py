@@ -8,8 +8,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.labels import task_of
 from fedsolve.tables.proposal import propose
-from fedsolve.tables.schema import Column, Schema
-from fedsolve.tables.schema_file import from_toml, to_toml
+from fedsolve.tables.schema import Column, Schema, from_toml, to_toml
 
 RNG = np.random.default_rng(0)
 TASKS = {

@@ -81,8 +81,8 @@ if TYPE_CHECKING:
     from fedsolve.tables.proposal import propose
     from fedsolve.tables.schema import Column as Column
     from fedsolve.tables.schema import Schema as Schema
-    from fedsolve.tables.schema_file import read_schema as read_schema
-    from fedsolve.tables.schema_file import write_schema as write_schema
+    from fedsolve.tables.schema import read_schema as read_schema
+    from fedsolve.tables.schema import write_schema as write_schema
     from fedsolve.tables.table_file import read_table as read_table
     from fedsolve.tracking import tracker as tracker
     from fedsolve.watching.loopback import StatusPage as StatusPage
@@ -122,8 +122,7 @@ _EVERYDAY = {
     "statistics.survival": "KaplanMeier",
     "tables.csv_text": "Dialect",
     "tables.proposal": "propose_schema",
-    "tables.schema": "Column Schema",
-    "tables.schema_file": "read_schema write_schema",
+    "tables.schema": "Column Schema read_schema write_schema",
     "tables.table_file": "read_table",
 }
 """Names by the module that has them, which is imported when a name is asked for. All of these modules enter

@@ -17,10 +17,9 @@ from PIL import Image
 
 from fedsolve.cli import output
 from fedsolve.cli.features import _pace, features
-from fedsolve.data.backbones import pixels
+from fedsolve.data.backbones import preprocessing
 from fedsolve.data.datasets import datasets as known_datasets
-from fedsolve.data.extraction import ExtractionProgress
-from fedsolve.data.feature_store import FeatureStore
+from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 from tests.command import document, fedsolve, refused
 
 
@@ -162,9 +161,9 @@ import sys
 from pathlib import Path
 from fedsolve.cli.features import features
 from fedsolve.cli.main import CommandGroup
-from fedsolve.data.backbones import pixels
+from fedsolve.data.backbones import preprocessing
 
-class Waiting(pixels.Pixels):
+class Waiting(preprocessing.Pixels):
     def extract(self, images):
         if len(calls) == 3 and "--wait" in sys.argv:
             print("waiting", flush=True)
@@ -173,7 +172,7 @@ class Waiting(pixels.Pixels):
         return super().extract(images)
 
 calls = []
-pixels.Pixels = Waiting
+preprocessing.Pixels = Waiting
 words = [word for word in sys.argv[1:] if word != "--wait"]
 CommandGroup("fedsolve", commands={"features": features}).main(words)
 """
@@ -194,7 +193,7 @@ def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monke
     )
     seen = []
 
-    class Stopping(pixels.Pixels):
+    class Stopping(preprocessing.Pixels):
         def extract(self, batch):
             if len(seen) == 7:  # six batches of 24 training images, then one of 6 test images
                 raise KeyboardInterrupt
@@ -202,7 +201,7 @@ def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monke
             return super().extract(batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pixels, "Pixels", Stopping)
+        patch.setattr(preprocessing, "Pixels", Stopping)
         stopped = fedsolve(*words)
     assert sum(seen) == 28
     assert "28 of 30 rows are done" in stopped.stderr

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedsolve import load_model
 from fedsolve.cli.main import main
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import read_schema
 from tests.command import document, fedsolve, refused
 
 ROWS = 240

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsolve import load_model
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import read_schema
 from tests.command import document, fedsolve, refused
 
 ROWS = 240

@@ -18,8 +18,7 @@ from fedsolve.federation.folds import folds
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.scoring.evaluation import evaluate
-from fedsolve.tables.schema import Schema
-from fedsolve.tables.schema_file import from_toml, to_toml
+from fedsolve.tables.schema import Schema, from_toml, to_toml
 from tests.command import document, fedsolve
 from tests.network.pretended import PretendedLink
 from tests.oracle import relative_difference

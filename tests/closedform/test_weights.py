@@ -7,7 +7,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.federation.preparing import balanced_weights
-from fedsolve.tables.schema_file import from_toml, to_toml
+from fedsolve.tables.schema import from_toml, to_toml
 from tests.command import document, fedsolve, refused
 from tests.oracle import relative_difference
 

@@ -301,6 +301,10 @@ def test_cifar_pickles_are_read(small_cifar, protocol):
     hundred = load_dataset("cifar100", root)
     assert (len(hundred.train), len(hundred.test), len(hundred.class_names)) == (200, 100, 100)
     np.testing.assert_array_equal(hundred.train.labels, np.arange(200) % 100)
+    path = root / "cifar-10-batches-py" / "data_batch_1"
+    path.with_name("data_batch_1.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert load_dataset("cifar10", root).identity == dataset.identity
 
 
 def test_cifar_pickles_of_python_2_are_read(small_cifar):

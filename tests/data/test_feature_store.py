@@ -20,11 +20,10 @@ from PIL import Image
 import fedsolve as fs
 from fedsolve import container
 from fedsolve.container import locked
-from fedsolve.data import extraction
+from fedsolve.data import feature_store
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import Dataset, Split, load_dataset
-from fedsolve.data.extraction import ExtractionRecord
-from fedsolve.data.feature_store import Features, FeatureStore
+from fedsolve.data.feature_store import ExtractionRecord, Features, FeatureStore
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError, ModelFileError
 
@@ -208,7 +207,7 @@ def test_widths_that_change_are_refused(store):
 @pytest.mark.parametrize("stop", range(7))
 def test_stopped_anywhere_and_continued_gives_the_same_bytes(tmp_path, monkeypatch, stop, recorded):
     if recorded == "after every batch":
-        monkeypatch.setattr(extraction, "_RECORD_SECONDS", -1)
+        monkeypatch.setattr(feature_store, "_RECORD_SECONDS", -1)
     whole = FeatureStore(tmp_path / "whole")
     key = whole.build(some(), Sums(), batch=5).key
     store = FeatureStore(tmp_path / "stopped")
@@ -232,7 +231,7 @@ def test_stopped_anywhere_and_continued_gives_the_same_bytes(tmp_path, monkeypat
 
 def test_a_stop_loses_nothing_that_was_recorded(store, monkeypatch):
     """Killed without a chance to clean up: rows after the last record are extracted again."""
-    monkeypatch.setattr(extraction, "_RECORD_SECONDS", -1)
+    monkeypatch.setattr(feature_store, "_RECORD_SECONDS", -1)
     with pytest.raises(KeyboardInterrupt):
         store.build(some(), Sums(fail_at=4), batch=5)
     folder = next(path for path in store.folder.iterdir() if path.is_dir())
@@ -532,7 +531,7 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_full_disk_is_noticed_before_the_work(store, monkeypatch):
     usage = type("usage", (), {"free": 100})
-    monkeypatch.setattr(extraction.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(feature_store.shutil, "disk_usage", lambda path: usage)
     backbone = Sums()
     with pytest.raises(ModelFileError, match=r"x_train.npy: .* MB are needed, 0 MB are free.*--store"):
         store.build(some(), backbone, batch=5)

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from fedsolve import load_model
-from fedsolve.tables.schema import Extractor
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import Extractor, read_schema
 from tests.command import document, fedsolve, refused
 
 KINDS = ("blue", "green", "red")

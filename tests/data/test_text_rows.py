@@ -23,8 +23,7 @@ from fedsolve.errors import CohortError, DataError, ModelFileError, TruncationWa
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.tables.encoder import encode
-from fedsolve.tables.schema import Column, Schema
-from fedsolve.tables.schema_file import from_toml, to_toml
+from fedsolve.tables.schema import Column, Schema, from_toml, to_toml
 from fedsolve.tables.table_file import ColumnLayout
 from tests.command import document, fedsolve, refused
 from tests.network.pretended import PretendedLink

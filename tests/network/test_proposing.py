@@ -13,8 +13,7 @@ from fedsolve.errors import DataError
 from fedsolve.network.answering import Event
 from fedsolve.network.proposing import Proposing
 from fedsolve.tables.proposal import merged, propose_for
-from fedsolve.tables.schema import Column, Schema
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import Column, Schema, read_schema
 from fedsolve.tables.table_file import ColumnLayout
 from fedsolve.version import PROTOCOL, __version__
 from tests.command import document

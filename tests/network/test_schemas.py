@@ -15,8 +15,7 @@ from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.running import State, finished, run_method
-from fedsolve.tables.schema import Column, Schema
-from fedsolve.tables.schema_file import write_schema
+from fedsolve.tables.schema import Column, Schema, write_schema
 from fedsolve.tables.table_file import ColumnLayout, read_table
 from tests.command import fedsolve as run
 from tests.network.security.processes import free_port, running

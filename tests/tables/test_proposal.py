@@ -8,7 +8,7 @@ import pytest
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.proposal import propose, propose_for, rounded_place
-from fedsolve.tables.schema_file import from_toml, to_toml
+from fedsolve.tables.schema import from_toml, to_toml
 from fedsolve.tables.table_file import ColumnLayout, read_table
 
 pd = pytest.importorskip("pandas")

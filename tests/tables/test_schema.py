@@ -10,8 +10,7 @@ import pytest
 
 from fedsolve.errors import CategoryWarning, DataError
 from fedsolve.tables.encoder import category_text, encode
-from fedsolve.tables.schema import Column, Extractor, Schema
-from fedsolve.tables.schema_file import from_toml, read_schema, to_toml, write_schema
+from fedsolve.tables.schema import Column, Extractor, Schema, from_toml, read_schema, to_toml, write_schema
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")

@@ -23,7 +23,7 @@ from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.row_reader import dialect_only, read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import read_schema
 from fedsolve.tables.table_file import ColumnLayout, parts, read_table
 
 _ROLE = "What this machine is"

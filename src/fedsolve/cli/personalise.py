@@ -16,7 +16,7 @@ from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.pages.words import known, percent
-from fedsolve.tables.npz import TrainOrTest
+from fedsolve.tables.table_file import TrainOrTest
 
 _SITE = "The site"
 

@@ -37,8 +37,8 @@ from fedsolve.scoring.predictions import predicted, predicted_in_parts
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
 from fedsolve.scoring.tallies import tally
-from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.preparation import far_outside
+from fedsolve.tables.table_file import TrainOrTest
 
 
 class UseOptions(ModelOptions):

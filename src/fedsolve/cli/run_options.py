@@ -14,8 +14,7 @@ from fedsolve.cli.options import option, rare
 from fedsolve.errors import DataError
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import Task, spelled_labels
-from fedsolve.tables.schema import Schema
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import Schema, read_schema
 
 _SITES = "The sites"
 

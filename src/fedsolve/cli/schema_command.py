@@ -21,8 +21,7 @@ from fedsolve.data.text_rows import described
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import Task
 from fedsolve.tables.proposal import propose
-from fedsolve.tables.schema import Column, Extractor, Schema
-from fedsolve.tables.schema_file import to_toml, write_schema
+from fedsolve.tables.schema import Column, Extractor, Schema, to_toml, write_schema
 from fedsolve.tables.table_file import ColumnLayout
 
 

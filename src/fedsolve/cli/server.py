@@ -31,7 +31,7 @@ from fedsolve.network.keyfolder import Keys, private_folder
 from fedsolve.pages.words import known, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
-from fedsolve.tables.schema_file import write_schema
+from fedsolve.tables.schema import write_schema
 from fedsolve.watching.board import Board
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 

@@ -22,11 +22,9 @@ from fedsolve.data.row_reader import dialect_only
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes
-from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.proposal import propose_for
-from fedsolve.tables.schema import Schema
-from fedsolve.tables.schema_file import read_schema
-from fedsolve.tables.table_file import ColumnLayout, Table
+from fedsolve.tables.schema import Schema, read_schema
+from fedsolve.tables.table_file import ColumnLayout, Table, TrainOrTest
 
 if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant

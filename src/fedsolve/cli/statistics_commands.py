@@ -26,8 +26,7 @@ from fedsolve.statistics.describe import ColumnSummary
 from fedsolve.statistics.release import Release
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.proposal import propose_columns
-from fedsolve.tables.schema import Schema
-from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.schema import Schema, read_schema
 from fedsolve.tables.table_file import read_table
 
 _OPTIONS = "fedsolve.statistic"

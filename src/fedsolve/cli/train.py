@@ -39,8 +39,7 @@ from fedsolve.labels import Task
 from fedsolve.scoring.client_scores import own_models, personal_files
 from fedsolve.scoring.doubts import doubts_about, held_out_accuracy
 from fedsolve.tables.proposal import summary
-from fedsolve.tables.schema import Schema
-from fedsolve.tables.schema_file import read_schema, write_schema
+from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
 
 if TYPE_CHECKING:

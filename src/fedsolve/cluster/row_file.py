@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.data.parquet_rows import FileStamp
+from fedsolve.data.parquet_rows import FileStamp, ParquetRows
 from fedsolve.errors import DataError, FedsolveError, unreadable
 from fedsolve.federation.participant import ClientData
-from fedsolve.tables.npz import read_npy, read_npz
+from fedsolve.tables.table_file import read_npy, read_npz
 
 _ROWS = 65536
 """Rows compared at a time where a system does not tell which file is mapped."""
@@ -87,8 +87,6 @@ class RowFile:
         if suffix == ".npy":
             return read_npy(path, mapped=True), None if self.labels is None else read_npy(self.labels)
         if suffix in (".parquet", ".pq"):
-            from fedsolve.data.parquet_rows import ParquetRows
-
             rows = ParquetRows(self.path, self.label)
             return rows, rows.labels
         raise DataError("rows are read from npz, npy, parquet or a feature set's folder.")

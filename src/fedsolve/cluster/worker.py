@@ -22,7 +22,7 @@ from fedsolve.federation.members import Members, PartitionedRows, Union
 from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.participant import DEFAULT_MEMORY, Participant, Workspace
 from fedsolve.scoring import evaluation as _  # noqa: F401 - its step answers evaluations
-from fedsolve.tables.npz import read_npy
+from fedsolve.tables.table_file import read_npy
 from fedsolve.threads import blas_threads
 
 

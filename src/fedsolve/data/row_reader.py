@@ -22,19 +22,18 @@ from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, check_same, know
 from fedsolve.data.datasets import Dataset, is_address, load_dataset
 from fedsolve.data.datasets.dataset import data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
-from fedsolve.data.extraction import features_of
-from fedsolve.data.feature_store import Features
+from fedsolve.data.feature_store import Features, features_of
 from fedsolve.data.images import SUFFIXES, FileImages, is_images, list_images
 from fedsolve.data.text_rows import text_work
 from fedsolve.errors import DataError, FedsolveError, ModelFileError, naming
 from fedsolve.labels import Task, labels_like
 from fedsolve.tables.csv_text import Dialect
-from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.proposal import propose_for
 from fedsolve.tables.schema import Column, Schema
 from fedsolve.tables.table_file import (
     ColumnLayout,
     Table,
+    TrainOrTest,
     column_position,
     file_columns,
     parts,

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedsolve.data.backbones import known_backbone
 from fedsolve.data.backbones.onnx import OnnxBackbone
-from fedsolve.data.backbones.pixels import Pixels
-from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing
+from fedsolve.data.backbones.preprocessing import CHANNELS, Pixels, Preprocessing
 from fedsolve.errors import DataError, explained
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
 from fedsolve.model import Model

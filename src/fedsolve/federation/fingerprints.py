@@ -59,10 +59,8 @@ def row_digests(data: ClientData, key: bytes) -> Array:
     for start in range(0, len(data), _BLOCK):
         for place, row in enumerate(data.features(slice(start, start + _BLOCK)), start):
             label = np.atleast_1d(labels[place]).tolist()
-            about = [
-                [_spelled(each) for each in label],
-                None if weights is None else float(weights[place]),
-            ]
+            spelled = [str(each) if (value := number(each)) is None else repr(value) for each in label]
+            about = [spelled, None if weights is None else float(weights[place])]
             state = hashlib.blake2b(repr(about).encode(), digest_size=8, key=key)
             state.update(row.tobytes())
             digests[place] = int.from_bytes(state.digest(), "little")
@@ -121,24 +119,20 @@ class RowsByRun:
         """Whether these are the rows this run began with. The first call for a run records them."""
         if run in self._known:
             return True
-        kept = self._read()
+        kept: dict[str, str] = {}
+        if self._path.exists():
+            kept = container.from_sealed_json(
+                container.read(self._path),
+                what=str(self._path),
+                error=ModelFileError,
+                remedy="It says which rows this site took part with. Put a copy of it back, or remove it.",
+            )
         if kept.setdefault(run, self._digest) != self._digest:
             return False
         last = dict(list(kept.items())[-_RUNS:])
         container.write_atomically(self._path, container.sealed_json(last))
         self._known.add(run)
         return True
-
-    def _read(self) -> dict[str, str]:
-        """The recorded digests; empty if there is no file."""
-        if not self._path.exists():
-            return {}
-        return container.from_sealed_json(
-            container.read(self._path),
-            what=str(self._path),
-            error=ModelFileError,
-            remedy="It says which rows this site took part with. Put a copy of it back, or remove it.",
-        )
 
     @cached_property
     def _digest(self) -> str:
@@ -158,11 +152,6 @@ def _plain(values: Array) -> bytes:
     if values.dtype.kind in "fiub":
         return (np.ascontiguousarray(values, dtype=np.float64) + 0.0).tobytes()  # -0.0 + 0.0 is 0.0
     return "\0".join(map(str, values.ravel().tolist())).encode()
-
-
-def _spelled(label: Any) -> str:
-    value = number(label)
-    return str(label) if value is None else repr(value)
 
 
 def _named(clients: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import load_backbone
-from fedsolve.data.backbones.pixels import ORDERS, Pixels
+from fedsolve.data.backbones.preprocessing import ORDERS, Pixels
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.datasets.tabular import OPTIONS as TABLES

@@ -283,20 +283,16 @@ class _Encoder:
         else:
             for row in there:
                 for word in _WORDS.findall(unicodedata.normalize("NFKC", texts[row]).casefold()):
-                    number, sign = self._hashed(word)
-                    rows[row, number % column.buckets] += sign
+                    if word not in self._words:
+                        hashed = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
+                        self._words[word] = hashed & (2**63 - 1), -1 if hashed >> 63 else 1
+                    place, sign = self._words[word]
+                    rows[row, place % column.buckets] += sign
             lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
             rows /= np.where(lengths > 0, lengths, 1.0)
         out[...] = rows[codes]
         if column.missing == "refuse":
             self._missing(column, absent[codes], out, first, cells)
-
-    def _hashed(self, word: str) -> tuple[int, int]:
-        known = self._words.get(word)
-        if known is None:
-            number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
-            known = self._words[word] = number & (2**63 - 1), -1 if number >> 63 else 1
-        return known
 
     def _missing(self, column: Column, missing: Array, out: Array, first: int, cells: Any) -> None:
         if column.missing == "refuse":
@@ -394,17 +390,14 @@ def _reader(column: Column) -> Callable[[Any], float]:
             return math.nan
         if dates:
             moment = moment_in(text.strip(), column.format)
-            return math.inf if moment is None else _days(moment)
+            if moment is None:
+                return math.inf
+            moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+            return (moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(days=1)
         number, signs = signed_number(text) or (math.inf, "")
         return number if set(signs) <= known and ("%" in signs) == ("%" in known) else math.inf
 
     return read
-
-
-def _days(moment: datetime) -> float:
-    """Days since 1970-01-01, in UTC."""
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(days=1)
 
 
 def moment_in(text: str, format_: str | None) -> datetime | None:

@@ -64,10 +64,7 @@ class Preparation:
         return np.asarray((self.mean - self.origin) / self.scale)
 
     def arrays(self) -> dict[str, Array]:
-        kept = {"target_mean": self.target_mean} if len(self.target_mean) else {}
-        kept |= {} if self.centre is None else {"centre": self.centre}
-        kept |= {} if self.target_scale is None else {"target_scale": self.target_scale}
-        return {"mean": self.mean, "scale": self.scale, **kept}
+        return {name: value for name, value in vars(self).items() if value is not None and np.size(value)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Preparation:

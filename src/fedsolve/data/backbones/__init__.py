@@ -59,7 +59,7 @@ class Backbone(Protocol):
 
 _MODULES = {
     "efficientnet-lite0": "efficientnet_lite",
-    "pixels[:SIZE]": "pixels",
+    "pixels[:SIZE]": "preprocessing",
     "onnx:FILE": "onnx",
     "hf:NAME_OR_FOLDER": "transformers",
     "st:NAME_OR_FOLDER": "transformers",

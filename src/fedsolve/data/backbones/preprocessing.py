@@ -1,6 +1,9 @@
 """From decoded images to what a backbone reads, channels, resize, crop, normalise, and checks of its output.
 
 All of it is part of a backbone's identity: features made with another size or mean are other features.
+
+`pixels[:SIZE]` is no network at all: the pixels themselves, scaled to [0, 1], row after row; with
+`order=channels` one channel after the other, as networks that train on images read them.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from fedsolve.arrays import Array
@@ -147,7 +152,9 @@ def prepare(
                 f"For the backbone, {remedy}."
             )
     height, width, channels = first
-    table = _table(preprocessing, channels)
+    # The 256 values a byte can become, for each channel, rounded once from float64.
+    mean, std = (np.broadcast_to(each, channels)[:, None] for each in (preprocessing.mean, preprocessing.std))
+    table = ((np.arange(256) / preprocessing.scale - mean) / std).astype(np.float32)
     batch: Array = np.empty((len(images), channels, height, width), dtype=np.float32)
     for target, image in zip(batch, resized, strict=True):
         for channel in range(channels):
@@ -195,14 +202,6 @@ def _checked(number: int, image: Any) -> Array:
     return pixels
 
 
-def _table(preprocessing: Preprocessing, channels: int) -> Array:
-    """The 256 values a byte can become, for each channel, rounded once from float64."""
-    mean = np.broadcast_to(np.array(preprocessing.mean), channels)[:, None]
-    std = np.broadcast_to(np.array(preprocessing.std), channels)[:, None]
-    table: Array = ((np.arange(256) / preprocessing.scale - mean) / std).astype(np.float32)
-    return table
-
-
 # Images that go through a network at a time, so that memory is bounded however many there are.
 PIECE = 64
 
@@ -245,3 +244,60 @@ def digest_of(parts: Iterable[bytes | memoryview]) -> str:
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
     return total.hexdigest()
+
+
+# -- a backbone that is nothing but preprocessing ----------------------------------------------------
+
+PIXELS_VERSION = 1
+ORDERS = ("rows", "channels")
+
+
+def load(address: Address, cache: Path | None) -> Pixels:
+    """`pixels` for images of one size; `pixels:32` or `pixels:28x20` (height x width) resizes them."""
+    address.allow("order", "interpolation", "channels", "shorter_side", "normalise", "mean", "std")
+    size = parse_size(address.rest, f"{address.text}: the size") if address.rest else None
+    preprocessing = Preprocessing(size=size, channels="any").adjusted(address)
+    return Pixels(preprocessing, address.word("order", ORDERS) or ORDERS[0])
+
+
+class Pixels:
+    """Pixels / 255 as features (images, height * width * channels); gray images keep one channel.
+
+    order: "rows", pixel after pixel with its channels together, or "channels", channel after channel.
+    shape: (channels, height, width) of the images; None until they are known from the first ones.
+    """
+
+    name = "pixels"
+    runtime = f"Pillow {PIL.__version__}"
+
+    def __init__(self, preprocessing: Preprocessing, order: str = ORDERS[0]) -> None:
+        self.preprocessing = preprocessing
+        self.order = order
+        self.shape: tuple[int, ...] | None = None
+        count = CHANNELS[preprocessing.channels]
+        if preprocessing.size is not None and count is not None:
+            self.shape = (count, *preprocessing.size)
+
+    @property
+    def width(self) -> int | None:
+        """Features of an image; None until size and channels are known from the first images."""
+        return None if self.shape is None else int(np.prod(self.shape))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        # The usual order is not mentioned, so that features stored before there was another keep their key.
+        order = {} if self.order == ORDERS[0] else {"order": self.order}
+        about = {"name": self.name, "version": PIXELS_VERSION, "preprocessing": self.preprocessing.as_dict()}
+        return about | order
+
+    def extract(self, images: Sequence[Array]) -> Array:
+        """Features of images (height, width, channels) of bytes; all must come out in one shape."""
+
+        def features(some: Sequence[Array]) -> Array:
+            known = None if self.shape is None else (*self.shape[1:], self.shape[0])
+            batch = prepare(some, self.preprocessing, shape=known)
+            self.shape = batch.shape[1:]
+            batch = batch.transpose(0, 2, 3, 1) if self.order == "rows" else batch
+            return batch.reshape(len(batch), -1)
+
+        return in_pieces(images, self.width, features)

@@ -65,6 +65,8 @@ def load(address: Address, cache: Path | None) -> TorchBackbone:
 class TorchBackbone:
     """A torch network as a backbone: evaluation mode, no gradients, float32.
 
+    Networks that give different features for the same rows are refused.
+
     name:     for people; identity: for the feature store, completed here by weights and preprocessing.
     call:     from a batch on the device to features; the module itself when None.
     device:   "cpu", "cuda", ...; part of the identity, since devices round differently.
@@ -103,7 +105,14 @@ class TorchBackbone:
         self._device = device
         self._call = call or self._module
         self.width: int | None = None  # until it is tried out
-        self.width = self._try_out()
+        rows = self._samples()
+        first, second = self.extract(rows), self.extract(rows)
+        if not np.array_equal(first, second):
+            raise DataError(
+                f"{name} gives different features for the same {self.reads} (largest difference "
+                f"{np.abs(first - second).max():.1e}). Remove what is random in its forward function."
+            )
+        self.width = int(first.shape[1])
 
     def extract(self, rows: Sequence[Any]) -> Array:
         """Features (rows, width) in float32."""
@@ -134,17 +143,6 @@ class TorchBackbone:
         height, width = self.preprocessing.size or (224, 224)
         shape = (height, width, CHANNELS[self.preprocessing.channels] or 3)
         return [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(2)]
-
-    def _try_out(self) -> int:
-        """The width. Networks that give different features for the same rows are refused."""
-        rows = self._samples()
-        first, second = self.extract(rows), self.extract(rows)
-        if not np.array_equal(first, second):
-            raise DataError(
-                f"{self.name} gives different features for the same {self.reads} (largest difference "
-                f"{np.abs(first - second).max():.1e}). Remove what is random in its forward function."
-            )
-        return int(first.shape[1])
 
 
 def weights_digest(module: Any) -> str:
@@ -183,9 +181,21 @@ def load_weights(module: Any, file: str, what: str) -> None:
 def _import(place: str, address: str) -> ModuleType:
     with explained(f"{address}: importing {place} failed"):
         try:
-            if place.endswith(".py"):
-                return _import_file(Path(place).expanduser(), address)
-            return importlib.import_module(place)
+            if not place.endswith(".py"):
+                return importlib.import_module(place)
+            file = Path(place).expanduser()
+            if not file.is_file():
+                raise DataError(f"{address}: there is no file {file}.")
+            # A name of its own, so that a file called numpy.py does not replace numpy.
+            name = f"fedsolve_backbone_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+            module = sys.modules[name] = ModuleType(name)
+            module.__file__ = str(file)
+            try:
+                SourceFileLoader(name, str(file)).exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+            return module
         except ModuleNotFoundError as problem:
             if problem.name is None or not place.startswith(problem.name):
                 raise DataError(f"{address}: importing {place} failed: {problem}. Install it.") from problem
@@ -193,21 +203,6 @@ def _import(place: str, address: str) -> ModuleType:
                 f"{address}: there is no module '{place}'. Give the path of its file instead, such as "
                 f"torch:./{place.replace('.', '/')}.py:..., or install the package."
             ) from problem
-
-
-def _import_file(file: Path, address: str) -> ModuleType:
-    if not file.is_file():
-        raise DataError(f"{address}: there is no file {file}.")
-    # A name of its own, so that a file called numpy.py does not replace numpy.
-    name = f"fedsolve_backbone_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(file)
-    try:
-        SourceFileLoader(name, str(file)).exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _make(module: ModuleType, name: str, torch: Any, address: str) -> Any:

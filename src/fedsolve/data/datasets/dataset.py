@@ -281,7 +281,8 @@ def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterabl
     if root is None:
         raise DataError(f"{known.name} is not embedded and no data folder was given. {HINT} {expected}")
     for folder in folders:
-        paths = {file: path for file in files if (path := _present(root / folder / file)) is not None}
+        named = [(file, root / folder / f"{file}{end}") for file in files for end in (".gz", "")]
+        paths = {file: path for file, path in named if path.is_file()}
         if files[0] in paths:
             missing = [file for file in files if file not in paths]
             if missing:
@@ -289,11 +290,6 @@ def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterabl
             return paths
     tried = ", ".join(dict.fromkeys(str(root / folder) for folder in folders))
     raise DataError(f"{known.name}: no file {files[0]} in {tried}. {HINT} {expected}")
-
-
-def _present(path: Path) -> Path | None:
-    packed = path.with_name(path.name + ".gz")
-    return path if path.is_file() else packed if packed.is_file() else None
 
 
 def read_file(path: Path, known: Published) -> bytes:

@@ -28,7 +28,7 @@ from fedsolve.data.datasets.dataset import (
 )
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError, explained
-from fedsolve.tables.npz import open_npz
+from fedsolve.tables.table_file import open_npz
 
 # -- the idx files of MNIST, gzipped or not -----------------------------------------------------------
 

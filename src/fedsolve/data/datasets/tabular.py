@@ -17,14 +17,15 @@ from fedsolve.data.datasets.dataset import Dataset, Known, Split
 from fedsolve.data.images import ArrayImages, Texts
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import number, plain_labels
-from fedsolve.tables.npz import TrainOrTest, open_npz
 from fedsolve.tables.schema import Column, Schema
 from fedsolve.tables.table_file import (
     SUFFIXES,
     ColumnLayout,
     Table,
+    TrainOrTest,
     file_columns,
     label_place,
+    open_npz,
     parts,
     read_table,
 )
