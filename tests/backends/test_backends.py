@@ -12,7 +12,7 @@ import pytest
 import fedsolve as fs
 from fedsolve import container
 from fedsolve.arrays import philox_uniforms
-from fedsolve.backends import NUMPY, kernels_of, kernels_on
+from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.blas import add_product, factor_in_place
 from fedsolve.backends.devices import resolve, triton_works
@@ -20,7 +20,7 @@ from fedsolve.backends.torch_kernels import TorchKernels
 from fedsolve.closedform import sums
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection
-from fedsolve.closedform.solvers import ridge_solve, sandwich_solve
+from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
 from fedsolve.closedform.sums import chunks
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Term
@@ -275,7 +275,7 @@ def test_singular_systems_are_seen_on_every_device(device):
     weight = np.random.default_rng(6).standard_normal((9, 3))
     here = sandwich_solve(*map(kernels.array, (gram, cross @ np.ones((2, 3)), weight)), 0.0)
     there = sandwich_solve(gram, cross @ np.ones((2, 3)), weight, 0.0)
-    assert relative_difference(here.on_host().omega, there.omega) <= 1e-9
+    assert relative_difference(host(here.omega), there.omega) <= 1e-9
 
 
 def test_arrays_say_where_they_lie():
@@ -501,7 +501,8 @@ def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, monkeypatch):
 
     def solved(by_factors: bool, matrix: np.ndarray, ridge: float = 0.01) -> Any:
         monkeypatch.setattr(type(kernels), "prefers_shifts", lambda *sizes: by_factors)
-        return sandwich_solve(*map(kernels.array, (matrix, residual, weight)), ridge).on_host()
+        found = sandwich_solve(*map(kernels.array, (matrix, residual, weight)), ridge)
+        return Sandwich(host(found.left), host(found.right))
 
     assert relative_difference(solved(True, gram).omega, solved(False, gram).omega) <= 1e-12
     # What factors cannot be trusted with is left to eigenvalues, to the bit.

@@ -44,7 +44,7 @@ class Textbook:
     @classmethod
     def of(cls, data: Dataset, shared: Any, rows: Any, weights: Any = None) -> Textbook:
         rows = np.asarray(rows)
-        psi = CHOOSING.features(data.features[rows])
+        psi = CHOOSING.features(shared, data.features[rows])
         counted = np.ones(len(rows)) if weights is None else weights[rows]
         return cls(psi, shared.decision_function(data.features[rows]), data.labels[rows], counted)
 
@@ -118,7 +118,7 @@ def test_one_eigendecomposition_leaves_rows_out_under_every_ridge(
     sums.add(book.psi * roots[:, None], book.errors * roots[:, None])
     path = sums.path()
     assert path.short == (count <= 48)
-    found = path.left_out(book.ridges, book.psi, book.errors, roots if weighted else None)
+    found = path.left_out(book.ridges, book.psi, book.errors, roots)
     assert len(book.ridges) == len(RIDGES) == 15
     for penalty, answers in zip(book.ridges, found, strict=True):
         np.testing.assert_allclose(
@@ -131,8 +131,9 @@ def test_rows_of_the_tall_form_may_come_in_parts(digits: Dataset, shared: Any) -
     sums = RidgeSums(48, 10)
     sums.add(book.psi, book.errors)
     path = sums.path()
-    (whole,) = path.left_out([3.0], book.psi, book.errors)
-    parts = [next(path.left_out([3.0], book.psi[at], book.errors[at])) for at in (slice(50), slice(50, 130))]
+    rows = book.psi, book.errors, book.weights
+    (whole,) = path.left_out([3.0], *rows)
+    parts = [next(path.left_out([3.0], *(each[at] for each in rows))) for at in (slice(50), slice(50, 130))]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-12, atol=1e-13)
 
 
@@ -193,7 +194,7 @@ def test_features_in_other_units_get_the_same_predictor(
     plain = CHOOSING.fit(shared, data)
     expected = plain.decision_function(digits.features)
     features = Refinement.features
-    monkeypatch.setattr(Refinement, "features", lambda self, inputs: 4096.0 * features(self, inputs))
+    monkeypatch.setattr(Refinement, "features", lambda *given: 4096.0 * features(*given))
     scaled = CHOOSING.fit(shared, data)
     assert scaled.refinement_ridge == pytest.approx(4096.0**2 * plain.refinement_ridge, rel=1e-12)
     assert relative_difference(scaled.decision_function(digits.features), expected) <= 1e-9
@@ -247,7 +248,9 @@ def test_no_rows_leave_the_default(digits: Dataset, shared: Any) -> None:
 def test_features_of_zero_leave_the_default(
     digits: Dataset, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Refinement, "features", lambda self, inputs: np.zeros((len(inputs), self.width)))
+    monkeypatch.setattr(
+        Refinement, "features", lambda self, shared, inputs: np.zeros((len(inputs), self.width))
+    )
     for count in (10, 100):
         dead = CHOOSING.fit(shared, client(digits, np.arange(count)))
         assert (dead.refinement_ridge, dead.balance) == (1.0, 0.0)

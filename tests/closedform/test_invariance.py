@@ -161,7 +161,7 @@ def test_workers_do_not_change_a_bit_of_afl(synthetic):
 
 
 def mapped(participant: fs.Participant) -> bool:
-    return participant.memory.cache.get("deepafl").mapped
+    return isinstance(participant.memory.cache["deepafl"].phi, np.memmap)
 
 
 @pytest.mark.parametrize("exchange", PLANS)

@@ -33,7 +33,7 @@ def shared(digits: Dataset) -> Any:
 
 def weight_of(data: Dataset, shared: Any, rows: np.ndarray) -> np.ndarray:
     """P by the textbook."""
-    psi = REFINEMENT.features(data.features[rows])
+    psi = REFINEMENT.features(shared, data.features[rows])
     return ridge(psi, one_hot(data.labels)[rows] - shared.decision_function(data.features[rows]), 2.0)
 
 
@@ -43,12 +43,12 @@ def weight_of(data: Dataset, shared: Any, rows: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rows", [20, 48, 49, 130], ids=lambda rows: f"{rows} rows of width 48")
 def test_leaving_a_row_out_needs_no_second_fit(digits: Dataset, shared: Any, rows: int) -> None:
     chosen = np.arange(900, 900 + rows)
-    psi = REFINEMENT.features(digits.features[chosen])
+    psi = REFINEMENT.features(shared, digits.features[chosen])
     residuals = one_hot(digits.labels)[chosen] - shared.decision_function(digits.features[chosen])
     sums = RidgeSums(48, 10)
     sums.add(psi, residuals)
     assert sums.short == (rows <= 48)
-    found = sums.solve(2.0).left_out(psi, residuals)
+    found = sums.solve(2.0).left_out(psi, residuals, np.ones(rows))
     for row in range(0, rows, 7):
         others = np.arange(rows) != row
         expected = psi[row] @ ridge(psi[others], residuals[others], 2.0)
@@ -131,8 +131,8 @@ def test_repeated_rows_under_a_lost_ridge_answer_for_each_other(digits: Dataset,
 
 
 @pytest.mark.parametrize("penalty", [1e-3, 1.0, 100.0])
-def test_short_and_tall_forms_are_one_ridge(digits: Dataset, penalty: float) -> None:
-    psi = REFINEMENT.features(digits.features[:40])
+def test_short_and_tall_forms_are_one_ridge(digits: Dataset, shared: Any, penalty: float) -> None:
+    psi = REFINEMENT.features(shared, digits.features[:40])
     targets = one_hot(digits.labels)[:40]
     short, tall = RidgeSums(48, 10), RidgeSums(48, 10)
     short.add(psi, targets)
@@ -144,7 +144,7 @@ def test_short_and_tall_forms_are_one_ridge(digits: Dataset, penalty: float) -> 
     assert relative_difference(one.weight, ridge(psi, targets, penalty)) <= 1e-9
     assert (one.short, other.short) == (True, False)
     np.testing.assert_allclose(
-        one.left_out(psi, targets), other.left_out(psi, targets), rtol=1e-9, atol=1e-12
+        *(each.left_out(psi, targets, np.ones(40)) for each in (one, other)), rtol=1e-9, atol=1e-12
     )
 
 

@@ -318,7 +318,7 @@ def test_a_deep_cell_is_the_model_scored_at_every_layer(tmp_path: Path) -> None:
     for part, features, truth in (("train", ROWS.x_train, labels), ("test", ROWS.x_test, ROWS.y_test)):
         for layer in range(5):
             sums = class_sums(model.transform(features, layer), truth, model.classes)
-            direct = vars(separability(sums))
+            direct = separability(sums)
             assert found["separability"][part][layer] == pytest.approx(direct, rel=1e-9)
     # What W_2 had cost is what a run of two layers costs.
     shorter = train_cell(

@@ -22,7 +22,6 @@ from fedsolve.backends.kernels import Kernels
 __all__ = ["NUMPY", "Kernels", "host", "kernels_of", "kernels_on"]
 
 NUMPY = Kernels()
-_ARRAYS = (np.ndarray, np.generic)
 
 
 def kernels_on(device: str) -> Kernels:
@@ -32,7 +31,7 @@ def kernels_on(device: str) -> Kernels:
 
 def kernels_of(array: Any) -> Kernels:
     """The kernels of the place where this array lies."""
-    if isinstance(array, _ARRAYS):
+    if isinstance(array, np.ndarray | np.generic):
         return NUMPY
     place = str(array.device)
     return _kernels("torch:cpu" if place == "cpu" else place)

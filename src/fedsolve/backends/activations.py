@@ -14,15 +14,13 @@ from fedsolve.errors import DataError
 _BLOCK = 1 << 15
 _GELU_SLOPE = float(np.sqrt(2.0 / np.pi))
 
-Kernel = Callable[[Array, Array], None]
+Kernel = Callable[[Array, Array], Any]
 """In place on a one-dimensional block, with scratch of the same size."""
 
 
 def activate(name: str, values: Array) -> Array:
     """Apply the activation `name` to a contiguous array in place and return it."""
     kernel = known(name, ACTIVATIONS)
-    if name == "none":
-        return values
     flat = values.reshape(-1)
     scratch = np.empty(min(_BLOCK, flat.size), dtype=flat.dtype)
     for start in range(0, flat.size, _BLOCK):
@@ -38,8 +36,11 @@ def known(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., A
     return table[name]
 
 
-def _none(x: Array, scratch: Array) -> None:
-    """x"""
+def _gate(x: Array, gate: Array) -> None:
+    """x (1 + gate) / 2"""
+    gate += 1.0
+    gate *= 0.5
+    x *= gate
 
 
 def _gelu(x: Array, scratch: Array) -> None:
@@ -48,35 +49,13 @@ def _gelu(x: Array, scratch: Array) -> None:
     scratch *= 0.044715 * _GELU_SLOPE
     scratch += _GELU_SLOPE
     scratch *= x
-    np.tanh(scratch, out=scratch)
-    scratch += 1.0
-    scratch *= 0.5
-    x *= scratch
+    _gate(x, np.tanh(scratch, out=scratch))
 
 
 def _gelu_erf(x: Array, scratch: Array) -> None:
     """x (1 + erf(x / sqrt(2))) / 2"""
     np.multiply(x, np.sqrt(0.5), out=scratch)
-    erf(scratch, out=scratch)
-    scratch += 1.0
-    scratch *= 0.5
-    x *= scratch
-
-
-def _relu(x: Array, scratch: Array) -> None:
-    """max(x, 0)"""
-    np.maximum(x, 0.0, out=x)
-
-
-def _leaky_relu(x: Array, scratch: Array) -> None:
-    """max(x, 0.01 x)"""
-    np.multiply(x, 0.01, out=scratch)
-    np.maximum(x, scratch, out=x)
-
-
-def _tanh(x: Array, scratch: Array) -> None:
-    """tanh(x)"""
-    np.tanh(x, out=x)
+    _gate(x, erf(scratch, out=scratch))
 
 
 def _hardswish(x: Array, scratch: Array) -> None:
@@ -87,18 +66,14 @@ def _hardswish(x: Array, scratch: Array) -> None:
     x /= 6.0
 
 
-def _softshrink(x: Array, scratch: Array) -> None:
-    """sign(x) max(|x| - 0.5, 0)"""
-    np.clip(x, -0.5, 0.5, out=scratch)
-    x -= scratch
-
-
-def _sigmoid(x: Array, scratch: Array) -> None:
-    """1 / (1 + exp(-x))"""
-    expit(x, out=x)
-
-
 ACTIVATIONS: dict[str, Kernel] = {
-    kernel.__name__.removeprefix("_"): kernel
-    for kernel in (_none, _gelu, _gelu_erf, _relu, _leaky_relu, _tanh, _hardswish, _softshrink, _sigmoid)
+    "none": lambda x, scratch: x,
+    "gelu": _gelu,
+    "gelu_erf": _gelu_erf,
+    "relu": lambda x, scratch: np.maximum(x, 0.0, out=x),
+    "leaky_relu": lambda x, scratch: np.maximum(x, np.multiply(x, 0.01, out=scratch), out=x),
+    "tanh": lambda x, scratch: np.tanh(x, out=x),
+    "hardswish": _hardswish,
+    "softshrink": lambda x, scratch: np.subtract(x, np.clip(x, -0.5, 0.5, out=scratch), out=x),
+    "sigmoid": lambda x, scratch: expit(x, out=x),
 }

@@ -49,11 +49,9 @@ def _call(routine: Callable[..., Any], dtype: np.dtype[Any], *arguments: Any) ->
             found.append(value.ctypes.data)
         elif isinstance(value, bytes):
             found.append(ctypes.c_char_p(value))
-        elif isinstance(value, int | float):
+        else:
             kind: Any = ctypes.c_int if isinstance(value, int) else _REALS[dtype][1]
             found.append(ctypes.byref(kind(value)))
-        else:
-            found.append(ctypes.byref(value))
     routine(*found)
 
 
@@ -79,9 +77,9 @@ def factor_in_place(system: Array) -> bool:
     width = len(system)
     if system.shape != (width, width) or system.dtype != np.float64 or not system.flags.c_contiguous:
         raise ValueError("the system must be a C-contiguous float64 square")
-    info = ctypes.c_int(0)
-    _call(_POTRF, system.dtype, b"L", width, system, max(1, width), info)
-    return info.value == 0
+    failed = np.zeros(1, dtype=np.intc)
+    _call(_POTRF, system.dtype, b"L", width, system, max(1, width), failed)
+    return not failed[0]
 
 
 def add_gram(rows: Array, out: Array, accumulate: bool = True) -> None:

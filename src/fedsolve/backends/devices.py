@@ -90,10 +90,9 @@ def triton_works() -> bool:
     try:
         import torch
 
-        from fedsolve.backends.triton_philox import philox_uniforms_on
+        from fedsolve.backends.triton_philox import drawn_on
 
-        made = philox_uniforms_on(torch.device("cuda"), 7, 9)
-        return bool(made.tolist() == philox_uniforms(7, 9).tolist())
+        return bool(drawn_on(torch.device("cuda"), 7, 9).tolist() == philox_uniforms(7, 9).tolist())
     except Exception as problem:
         warnings.warn(
             f"Triton makes no kernels here ({type(problem).__name__}: {problem}), so slower ones are used on "

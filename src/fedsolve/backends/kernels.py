@@ -1,13 +1,11 @@
-"""The kernels: what differs between backends. Here in numpy and scipy, whose bits depend on no device.
-
-The rest is done by operators that arrays of all backends share.
-"""
+"""The kernels: what differs between backends. Here in numpy and scipy, whose bits depend on no device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -27,7 +25,7 @@ PIVOT = 0.999
 STEP = 1e-6
 """Share of a solution that a step of refinement may change where the factorisation can be trusted."""
 
-_EPS = float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)
 _CHUNK_BYTES = 16 << 20
 _TRIANGLE_ROWS = 128
 _THIN = 128
@@ -242,21 +240,16 @@ class Kernels:
         except LinAlgError:
             return None
         # Eigenvalues of at least `least` bound the norm of the inverse; otherwise it must be estimated.
-        if least >= len(system) ** 1.5 * _EPS * norm:
+        if least >= len(system) ** 1.5 * EPS * norm:
             return factor
-        return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * _EPS else None
+        return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * EPS else None
 
     def cholesky_solve(self, factor: Any, right: Array) -> Array:
         """The solution of system @ x = right (width, columns)."""
         return np.ascontiguousarray(cho_solve(factor, right, check_finite=False))
 
-    def triangle(self, system: Array) -> Array | None:
-        """L with L Lᵀ = a symmetric system, which is overwritten; None where it is not positive definite."""
-        return blas.triangle(system)
-
-    def triangle_solve(self, lower: Array, right: Array, transposed: bool = False) -> Array:
-        """The solution of L x = right, or of Lᵀ x = right."""
-        return blas.triangle_solve(lower, right, transposed)
+    triangle = staticmethod(blas.triangle)
+    triangle_solve = staticmethod(blas.triangle_solve)
 
     def prefers_shifts(self, width: int, columns: int) -> bool:
         """Whether `shifted_solve` of so many systems takes less time than one `eigh`; follows from sizes."""
@@ -268,20 +261,16 @@ class Kernels:
         None where the matrix is not positive semidefinite beside the ridge (a pivot falls below it), or where
         a step of refinement changes more than a millionth: then eigenvalues must be looked at.
         """
-
-        def solve(column: int) -> Array | None:
-            return self._solve_shifted(matrix, scales[column], ridge, right[:, column])
-
-        columns = range(len(scales))
+        solve = partial(self._solve_shifted, matrix, ridge)
         if several_threads():  # each system by all threads, one after the other
-            found = list(map(solve, columns))
+            found = list(map(solve, scales, right.T))
         else:
             with ThreadPoolExecutor(usable_cores()) as pool:
-                found = list(pool.map(solve, columns))
+                found = list(pool.map(solve, scales, right.T))
         known = [column for column in found if column is not None]
         return np.stack(known, axis=1) if len(known) == len(found) else None
 
-    def _solve_shifted(self, matrix: Array, scale: float, ridge: float, wanted: Array) -> Array | None:
+    def _solve_shifted(self, matrix: Array, ridge: float, scale: float, wanted: Array) -> Array | None:
         system = np.multiply(matrix, scale, order="C")
         self.add_diagonal(system, ridge)
         if len(system) <= LARGE:
@@ -301,13 +290,13 @@ class Kernels:
 
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         """Eigenvalues, smallest first, and eigenvectors in columns, of a symmetric matrix."""
-        values, vectors = eigh(matrix, driver="evd", check_finite=False)
-        return values, vectors
+        found: tuple[Array, Array] = eigh(matrix, driver="evd", check_finite=False)
+        return found
 
     def thin_svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         """U, s, Zᵀ with matrix = U diag(s) Zᵀ and as many columns in U as the shorter side."""
-        left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
-        return left, singular, right
+        found: tuple[Array, Array, Array] = svd(matrix, full_matrices=False, check_finite=False)
+        return found
 
     def begin_svd(self, matrix: Array) -> Callable[[], tuple[Array, Array, Array]] | None:
         """Begin a `thin_svd`, to be asked for later; None where that saves nothing."""

@@ -16,7 +16,7 @@ from scipy.linalg.lapack import dpocon
 from fedsolve.arrays import HALVES, philox_normals, philox_uniforms
 from fedsolve.backends.activations import known
 from fedsolve.backends.devices import torch_type, triton_works
-from fedsolve.backends.kernels import PIVOT, STEP, Kernels
+from fedsolve.backends.kernels import EPS, PIVOT, STEP, Kernels
 from fedsolve.backends.torch_factors import BlockFactors, inverted
 from fedsolve.backends.torch_replays import Replays
 from fedsolve.threads import blas_threads, run_beside
@@ -24,7 +24,6 @@ from fedsolve.threads import blas_threads, run_beside
 Tensor = Any
 """Tensors stand where numpy's arrays are expected: see `Kernels`."""
 
-_EPS = float(np.finfo(np.float64).eps)
 _DEVICE_CHUNK = 1 << 30
 _HOST_CHUNK = 64 << 20
 _SHIFTED_COLUMNS = 128
@@ -106,12 +105,7 @@ class TorchKernels(Kernels):
         self.cross(rows, rows, out, accumulate)
 
     def cross(
-        self,
-        left: Tensor,
-        right: Tensor,
-        out: Tensor,
-        accumulate: bool = False,
-        scratch: Tensor | None = None,
+        self, left: Tensor, right: Tensor, out: Tensor, accumulate: bool = False, scratch: Any = None
     ) -> None:
         if accumulate:
             out.addmm_(left.T, right)
@@ -131,16 +125,17 @@ class TorchKernels(Kernels):
     def uniforms(self, key: int, count: int) -> Tensor:
         if not self._cuda or not triton_works():
             return self.array(philox_uniforms(key, count))
-        from fedsolve.backends.triton_philox import philox_uniforms_on
+        from fedsolve.backends.triton_philox import drawn_on
 
-        return philox_uniforms_on(self._place, key, count)
+        return drawn_on(self._place, key, count)
 
     def normals(self, key: int, count: int) -> Tensor:
         if not self._cuda or not triton_works():
             return self.array(philox_normals(np.random.Philox(key=key), count))
-        from fedsolve.backends.triton_philox import half_sums_on
+        from fedsolve.backends.triton_philox import drawn_on
 
-        sums = half_sums_on(self._place, key, count * HALVES // 4).view(count, HALVES // 4).sum(dim=1)
+        words = drawn_on(self._place, key, count * HALVES // 4, halves=True)
+        sums = words.view(count, HALVES // 4).sum(dim=1)
         return sums.sub_(HALVES * 0xFFFF // 2).mul_(2.0**-16)
 
     def aside(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -181,9 +176,9 @@ class TorchKernels(Kernels):
             return None
         # Eigenvalues of at least `least` bound the norm of the inverse; otherwise it must be estimated, which
         # takes LAPACK's routine on the host.
-        if least < width**1.5 * _EPS * norm:
+        if least < width**1.5 * EPS * norm:
             lower = np.asfortranarray(self.host(factor))
-            if float(dpocon(lower, norm, uplo="L")[0]) < width * _EPS:
+            if float(dpocon(lower, norm, uplo="L")[0]) < width * EPS:
                 return None
         return factor
 
@@ -197,10 +192,7 @@ class TorchKernels(Kernels):
         return None if bool(failed) else lower
 
     def triangle_solve(self, lower: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
-        found: Tensor = torch.linalg.solve_triangular(
-            lower.T if transposed else lower, right, upper=transposed
-        )
-        return found
+        return torch.linalg.solve_triangular(lower.T if transposed else lower, right, upper=transposed)
 
     def prefers_shifts(self, width: int, columns: int) -> bool:
         if not self._cuda:
@@ -222,8 +214,7 @@ class TorchKernels(Kernels):
         return solution if all(map(bool, certain)) else None
 
     def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(matrix)
-        return values, vectors
+        return tuple(torch.linalg.eigh(matrix))
 
     def thin_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Through a triangle of the shorter side, whose SVD is faster on the host than on a GPU: LAPACK's

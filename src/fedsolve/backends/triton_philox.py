@@ -14,17 +14,11 @@ PIECE = 30
 """Bits of a key that are passed as one number, so that all of them have the same type."""
 
 
-def philox_uniforms_on(place: torch.device, key: int, count: int) -> Tensor:
-    """`count` uniforms in [0, 1) of 53 bits each, as `arrays.philox_uniforms` gives them."""
-    return _drawn(place, key, count, halves=False)
+def drawn_on(place: torch.device, key: int, count: int, halves: bool = False) -> Tensor:
+    """`count` uniforms in [0, 1) of 53 bits each, as `arrays.philox_uniforms` gives them.
 
-
-def half_sums_on(place: torch.device, key: int, count: int) -> Tensor:
-    """The sum of the four 16-bit numbers of each of `count` words: what `arrays.philox_normals` adds."""
-    return _drawn(place, key, count, halves=True)
-
-
-def _drawn(place: torch.device, key: int, count: int, halves: bool) -> Tensor:
+    halves: instead the sums of the four 16-bit numbers of each word, which `arrays.philox_normals` adds.
+    """
     made = torch.empty(count, dtype=torch.float64, device=place)
     words = (key & (2**64 - 1), key >> 64)
     pieces = [word >> shift & (2**PIECE - 1) for word in words for shift in (0, PIECE, 2 * PIECE)]

@@ -3,8 +3,6 @@
 He et al., "AFL", CVPR 2025. The paper merges local solutions pairwise (absolute aggregation law)
 and removes each client's regulariser at the end; all of that equals one solve of the summed
 statistics, which is what travels here. The paper's own route is in `laws`.
-
-    G = sum_k X_kᵀX_k,  H = sum_k X_kᵀY_k,  W = (G + ridge I)^-1 H
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_rows, check_weight
 from fedsolve.backends import NUMPY, Kernels, host, kernels_on
-from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.one_exchange import OneExchangeRun
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import gcv_ridge, regularised_risk, ridge_solve, score_moments
@@ -39,6 +36,10 @@ from fedsolve.tables.preparation import Preparation
 
 KIND = "afl"
 SUMS = ("gram", "cross", "label_square")
+HEADS = ("ridge", "lda", "fedcgs", "mean", "normalised")
+
+NEVER = -1e9
+"""The intercept of a class without rows, which is never predicted."""
 
 
 @register(
@@ -89,7 +90,7 @@ class AFL(Method[LinearModel]):
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         return 0, spec.features * spec.outputs
 
     def collect(self, federation: Federation) -> Total:
@@ -148,6 +149,38 @@ class AFL(Method[LinearModel]):
         return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
 
 
+def solve_head(head: str, gram: Array, cross: Array, counts: Array, ridge: float) -> tuple[Array, Array]:
+    """Weight (d, C) and intercept (C,) of another classifier that the same sums give, with the rows n_c.
+
+        mu_c = H_c / n_c,   m = sum_c H_c / n,   S_w = (G - sum_c n_c mu_c mu_cᵀ) / n,   S = (G - n m mᵀ) / n
+
+        lda         w_c = S_w^-1 mu_c,  b_c = -mu_cᵀ w_c / 2 + log(n_c / n)     Fisher's discriminant
+        fedcgs      the same with S: Guan et al., FedCGS (2025)
+        mean        w_c = mu_c,         b_c = -|mu_c|² / 2                      the nearest class mean
+        normalised  columns of (G + ridge I)^-1 H, each of length 1             Fanì et al., Fed3R (ICML 2024)
+
+    The ridge is AFL's: ridge / n is added to the diagonal of a covariance.
+    """
+    seen = counts > 0
+    weight, intercept = np.zeros_like(cross), np.where(seen, 0.0, NEVER)
+    if head == "normalised":
+        found = ridge_solve(gram, cross[:, seen], ridge)
+        lengths = np.linalg.norm(found, axis=0)
+        weight[:, seen] = found / np.where(lengths > 0, lengths, 1.0)
+        return weight, intercept
+    rows, means = float(np.sum(counts)), cross[:, seen] / counts[seen]
+    if head == "mean":
+        weight[:, seen] = means
+        intercept[seen] = -0.5 * np.sum(means**2, axis=0)
+        return weight, intercept
+    mean = cross.sum(axis=1) / rows
+    taken = means * counts[seen] @ means.T if head == "lda" else rows * np.outer(mean, mean)
+    solved = rows * ridge_solve(gram - taken, means, ridge)
+    weight[:, seen] = solved
+    intercept[seen] = np.log(counts[seen] / rows) - 0.5 * np.sum(means * solved, axis=0)
+    return weight, intercept
+
+
 class AFLRun(OneExchangeRun[LinearModel]):
     """At most two exchanges: moments (only when scaling), then the sums."""
 
@@ -178,8 +211,7 @@ class AFLRun(OneExchangeRun[LinearModel]):
             self.record(total, "moments")
             return
         settled, compared = self.method.settled(total)
-        preparation = None if self.method.scale is None else preparation_in(self.chain)
-        self._model = settled._solve(total, self.spec, preparation)
+        self._model = settled._solve(total, self.spec, preparation_in(self.chain))
         if compared and self.spec.classes is not None:
             rows, model = total["weight"][0], self._model
             moments = total["feature"] / rows, total["gram"] / rows

@@ -23,9 +23,8 @@ import numpy as np
 from fedsolve import container
 from fedsolve.arrays import Array
 from fedsolve.backends.activations import ACTIVATIONS
-from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
+from fedsolve.closedform.deepafl import PLANS, DeepAFL, DeepAFLRun
 from fedsolve.closedform.dual_stream import PersonalModel, Refinement
-from fedsolve.closedform.plans import PLANS
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.projections import check_model, projection_agreement
 from fedsolve.errors import DataError
@@ -161,12 +160,8 @@ class APFLModel(Model):
         Nothing from other clients enters, except the means and spreads by which `scale` and `intercept`
         prepare features: those stay everybody's, so that the stream is the same as in the whole model.
         """
-        nothing = LinearModel(
-            np.zeros((self.features, self.outputs)),
-            np.zeros(self.outputs),
-            self.classes,
-            getattr(self.primary, "preparation", None),
-        )
+        shape, preparation = (self.features, self.outputs), getattr(self.primary, "preparation", None)
+        nothing = LinearModel(np.zeros(shape), np.zeros(self.outputs), self.classes, preparation)
         alone = APFLModel(nothing, replace(self.method, balance=1.0)).described_as(self)
         alone.federation = self.federation
         return alone

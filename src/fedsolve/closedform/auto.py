@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -28,16 +28,8 @@ from fedsolve.registry import register
 from fedsolve.scoring.candidates import ONE_FOLD
 from fedsolve.threads import usable_cores
 
-Candidates = Callable[[Spec, int, "Auto"], "list[Method[Any]]"]
+Candidates = Callable[[Spec, int, "Auto"], "Sequence[Method[Any]]"]
 """The candidates of a kind, from what is known of the federation, the number of all rows, and Auto itself."""
-
-
-def _linear(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
-    return [AFL(ridge="auto", intercept=True, scale=_scale(spec))]
-
-
-def _deep(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
-    return [*DeepAFL(**DeepAFL.recommended, seed=auto.seed).candidates(spec, rows)]
 
 
 def _softmax(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
@@ -100,11 +92,11 @@ KERNEL_SOFTMAXES = ((0.25, 0.1), (1.0, 0.01), (5.0, 0.01))
 """Bandwidth and ridge of logistic regression on kernels."""
 
 CANDIDATES: dict[str, Candidates] = {
-    "afl": _linear,
+    "afl": lambda spec, rows, auto: [AFL(ridge="auto", intercept=True, scale=_scale(spec))],
     "softmax": _softmax,
     "kernelafl": _kernel,
     "kernelsoftmax": _kernel_softmax,
-    "deepafl": _deep,
+    "deepafl": lambda spec, rows, auto: DeepAFL(**DeepAFL.recommended, seed=auto.seed).candidates(spec, rows),
 }
 """What is tried, the cheapest first."""
 

@@ -18,11 +18,10 @@ balance (`choose_ridge`). The balance is then chosen as if that ridge had been f
 the ridge: their count is coarse, and the minimum over hundreds of pairs of ridge and balance would be luck.
 
 The approximation: the shared stream was fitted to row i too. Leaving the row out there would divide e_i by
-1 - g_i, with g_i the row's leverage in the pooled system: that takes φ_i, which the client has, and the
-pooled Gram matrix, which the server has and the shared model does not hold. The g_i of all rows sum to at
-most the shared stream's width: they are about width / (all clients' rows), E is a little too small and the
-balance a little too low. Where all rows are not many times the width, and `ridge` is small, E and the balance
-vanish. A row is left out with all its weight: a row of weight 2 is one row, not two.
+1 - g_i, with g_i the row's leverage in the pooled system, whose Gram matrix only the server has. The g_i of
+all rows sum to at most the shared stream's width: they are about width / (all clients' rows), E is a little
+too small and the balance a little too low. Where all rows are not many times the width, and `ridge` is small,
+E and the balance vanish. A row is left out with all its weight: a row of weight 2 is one row, not two.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ LARGEST = 2.0
 RIDGES = tuple(10.0 ** (step / 2) for step in range(-8, 7))
 """Ridges that a client chooses from, smallest first, as multiples of the mean squared length of its ψ.
 
-Relative, because that is what a ridge is weighed against: features in other units get the same predictor, and
-other widths about the same multiple, where an absolute grid would miss. Not relative to the diagonal of ΨᵀΨ,
-which grows with the rows while the best ridge, noise over signal, does not. The smallest is far above the
-rounding of eigenvalues; beyond the largest a thousand rows leave little that a balance could bring back.
+An absolute grid would miss where features have other units or widths, and the diagonal of ΨᵀΨ grows with the
+rows while the best ridge, noise over signal, does not. The smallest is far above the rounding of eigenvalues;
+beyond the largest a thousand rows leave little that a balance could bring back.
 """
 
 UNINFORMED = 1.0

@@ -28,7 +28,7 @@ from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_model, check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_sums
+from fedsolve.closedform.sums import Accumulator, blocks_with, cached_rows, check_sums
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
@@ -94,23 +94,22 @@ def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outpu
         yield phi
 
 
+@dataclass(eq=False, repr=False)
 class CascadeModel(StagedModel):
     """T + 1 classifiers, each over the features that the ones before it made."""
 
     family: ClassVar[str] = "cascade"
+    preparation = None
 
-    def __init__(
-        self,
-        method: Cascade,
-        features: int,
-        classes: Array | None,
-        outputs: int,
-        classifiers: Sequence[Array],
-    ) -> None:
-        super().__init__(
-            features, classes, outputs, method.width, "float64", classifiers, None, method.parameters()
-        )
-        self.method = method
+    method: Cascade
+    features: int
+    classes: Array | None
+    outputs: int
+    classifiers: Sequence[Array]
+
+    def __post_init__(self) -> None:
+        self.width, self.parameters = self.method.width, self.method.parameters()
+        self.classifiers = tuple(self.classifiers)
 
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
         inputs = np.asarray(features, dtype=np.float64)
@@ -163,13 +162,10 @@ class CascadeRun(Run[CascadeModel]):
 def answer_cascade(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
     check_projections(memory.chain)
-    opening = memory.chain.opening
-    method = Cascade(**opening["parameters"])
+    method = Cascade(**memory.chain.opening["parameters"])
     kernels = memory.kernels
     rows = cached_rows(data, memory, np.float64, kernels)
-    classifiers = [
-        kernels.array(block.arrays["weight"]) for block in memory.chain.blocks if "layer" in block.note
-    ]
+    classifiers = [kernels.array(b.arrays["weight"]) for b in blocks_with(memory.chain, "layer")]
     sums = Accumulator(memory.workspace, np.float64, kernels)
     for span in rows.spans(method.width):
         *_, phi = stages(method, rows.features(span), classifiers, rows.outputs)

@@ -8,35 +8,60 @@ gamma = `residual_ridge`.
     F_t = gelu(Phi_t B_t + b_t)                Omega_{t+1}: thin sandwich               (Eq. 17)
     Phi_{t+1} = Phi_t + F_t Omega_{t+1}                                                 (Eq. 19)
 
-This is the server's side: it asks for sums (see `plans`). The clients' side, which answers from
-their rows, is in `deepafl_client`. Whatever the partition, the result is that of the pooled data.
+This is the server's side: it asks for sums, by one of three plans (`PLANS`). The clients' side, which answers
+from their rows, is in `deepafl_client`. Whatever the partition, the result is that of the pooled data.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from fedsolve.arrays import Array, check_classes, check_rows
 from fedsolve.backends import host, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
-from fedsolve.closedform.deepafl_client import KIND, block_of, blocks_of
-from fedsolve.closedform.plans import LEVEL, PLANS, advance, choose_plan, step_from_hidden
+from fedsolve.closedform.deepafl_client import KIND, block_of
 from fedsolve.closedform.predictors import DeepModel, Network
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
-from fedsolve.closedform.sums import MOMENTS, preparation_block, preparation_in, solve_moments
+from fedsolve.closedform.sums import MOMENTS, blocks_with, preparation_block, preparation_in, solve_moments
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Total
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.scoring.candidates import ONE_FOLD
+
+LEVEL = ("gram", "cross", "label_square")
+"""Statistics that determine a layer's classifier: PhiᵀPhi, PhiᵀY, and sum of y² per class."""
+
+
+class Plan(NamedTuple):
+    """Which statistics a plan asks for.
+
+    block: to solve the next block. step: to advance (G, H) once the block is known; empty when
+    the plan asks for G and H themselves (textbook) or needs nothing more (single).
+    """
+
+    block: tuple[str, ...]
+    step: tuple[str, ...] = ()
+
+    @property
+    def merges(self) -> bool:
+        """Whether classifier and block statistics can travel in one exchange."""
+        return "hidden_feature" in self.block
+
+
+PLANS = {
+    "textbook": Plan(("hidden_gram", "hidden_residual")),
+    "lean": Plan(("hidden_gram", "hidden_residual"), ("step_feature", "step_cross", "step_gram")),
+    "single": Plan(("hidden_gram", "hidden_feature", "hidden_cross")),
+}
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -151,9 +176,9 @@ class DeepAFL(Method[DeepModel]):
             raise DataError("parameters that are 'auto' are chosen by a run over all candidates.")
         return layers, ridge, residual_ridge
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         layers, width = self.numbers()[0], WIDEST if self.width == "auto" else self.width
-        hidden, outputs, plan = self.hidden_width or width, spec.outputs, choose_plan(self.plan, spec.prefers)
+        hidden, outputs, plan = self.hidden_width or width, spec.outputs, self.plan(spec)
         level, step = width * (width + 1) // 2 + width * outputs, hidden * (hidden + 1) // 2
         rank = min(width, outputs)
         step += hidden * outputs + (hidden * width if plan.merges else (width + outputs) * rank)
@@ -171,16 +196,12 @@ class DeepAFL(Method[DeepModel]):
 
     def candidates(self, spec: Spec, rows: int) -> list[DeepAFL]:
         """What is tried where a parameter is "auto": `CANDIDATES`, as far as settings are not given."""
-        made = []
-        for settings in CANDIDATES:
-            layers = MOST_LAYERS if rows < ONE_FOLD else MORE_LAYERS
-            width = min(WIDEST, max(64, _power(rows / 4)))  # a power of two, about a quarter of the rows
-            values = {**settings, "layers": layers, "width": width}
-            open_ = {name: value for name, value in values.items() if getattr(self, name) == "auto"}
-            candidate = replace(self, **open_)
-            if candidate not in made:
-                made.append(candidate)
-        return made
+        layers = MOST_LAYERS if rows < ONE_FOLD else MORE_LAYERS
+        width = min(WIDEST, max(64, _power(rows / 4)))  # a power of two, about a quarter of the rows
+        open_ = [name for name in CHOSEN if getattr(self, name) == "auto"]
+        tried = [{**settings, "layers": layers, "width": width} for settings in CANDIDATES]
+        made = [replace(self, **{name: values[name] for name in open_}) for values in tried]
+        return list(dict.fromkeys(made))
 
     @property
     def variant(self) -> bool:
@@ -188,10 +209,10 @@ class DeepAFL(Method[DeepModel]):
         solved = self.transformation == "solved"
         return not (self.skip and solved and self.projection == "random" and self.reconstruction == 0.0)
 
-    @property
-    def plan(self) -> str:
-        """The exchange plan asked for, with "auto" resolved where only one is possible."""
-        return "textbook" if self.exchange == "auto" and self.variant else self.exchange
+    def plan(self, spec: Spec) -> Plan:
+        """The plan asked for; "auto" follows what the federation prefers to save, where there is a choice."""
+        found = "textbook" if self.variant else "lean" if spec.prefers == "bytes" else "single"
+        return PLANS[found if self.exchange == "auto" else self.exchange]
 
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
@@ -233,7 +254,9 @@ class DeepAFLRun(Run[DeepModel]):
     def __init__(self, method: DeepAFL, spec: Spec) -> None:
         super().__init__(method, spec)
         self._layers, self.ridge, self._residual_ridge = method.numbers()
-        self.plan = choose_plan(method.plan, spec.prefers)
+        self.plan = method.plan(spec)
+        self._partial = method.participation < 1.0
+        self._prepares = method.scale is not None or method.intercept
         self.classifiers: list[Array] = []
         self.blocks: list[Sandwich | None] = []
         self.risks: list[float] = []
@@ -272,14 +295,6 @@ class DeepAFLRun(Run[DeepModel]):
         assert block is not None
         return block.on(self._kernels)
 
-    @property
-    def _partial(self) -> bool:
-        return self.method.participation < 1.0
-
-    @property
-    def _prepares(self) -> bool:
-        return self.method.scale is not None or self.method.intercept
-
     def request(self, clients: tuple[str, ...]) -> Request | None:
         layer, last = len(self.blocks), self._layers
         if self._prepares and preparation_in(self.chain) is None:
@@ -290,14 +305,14 @@ class DeepAFLRun(Run[DeepModel]):
         if len(self.classifiers) > last:
             return None
         arrays: dict[str, Array] = {}
-        if len(self.classifiers) > layer:
-            phase, ask = "block", self._block_statistics
-            cohort = self._cohort(clients, layer, phase)
+        phase = "block" if len(self.classifiers) > layer else "classifier"
+        cohort = self._cohort(clients, layer, phase)
+        if phase == "block":
+            ask = self._block_statistics
             if "hidden_residual" in ask or self.method.track:
                 arrays["weight"] = self._send(self.classifiers[layer])
         else:
-            phase, ask = "classifier", LEVEL + (("anchor",) if self.method.reconstruction else ())
-            cohort = self._cohort(clients, layer, phase)
+            ask = LEVEL + (("anchor",) if self.method.reconstruction else ())
             if self.plan.merges and layer < last and (self.method.consistent or not self._partial):
                 phase, ask = "classifier+block", LEVEL + self.plan.block
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
@@ -321,7 +336,7 @@ class DeepAFLRun(Run[DeepModel]):
             found = solve_moments(total, self.method.scale, self.method.intercept)
             self.add(preparation_block(found))
         if self._phase == "step" and self.sums is not None and self.sums.describe(total):
-            self._advance([total.on(self._kernels, name) for name in self.plan.step])
+            self._advance(*(total.on(self._kernels, name) for name in self.plan.step))
         elif self._phase == "step":
             self.sums = None  # the cohort changed meanwhile: they are asked for
         if "classifier" in self._phase:
@@ -342,16 +357,9 @@ class DeepAFLRun(Run[DeepModel]):
         if preparation is not None and preparation.target_scale is not None:
             classifiers = [weight * preparation.target_scale for weight in classifiers]
             preparation = replace(preparation, target_scale=None)
-        return DeepModel(
-            Network.from_parameters(self.spec.features, self.method.parameters()),
-            self.spec.classes,
-            self.spec.outputs,
-            classifiers,
-            self.blocks,
-            preparation,
-            parameters=self.method.parameters(),
-            risk=np.array(self.risks),
-        )
+        spec, parameters, risk = self.spec, self.method.parameters(), np.array(self.risks)
+        network, known = Network.from_parameters(spec.features, parameters), (spec.classes, spec.outputs)
+        return DeepModel(network, *known, classifiers, self.blocks, preparation, parameters, risk)
 
     def _take_level(self, total: Total) -> None:
         """Eq. 12-13: sums of the cohort, then its classifier."""
@@ -364,8 +372,8 @@ class DeepAFLRun(Run[DeepModel]):
                 check_classes(present)
         anchor = total.on(self._kernels, "anchor") if self.method.reconstruction else None
         rows = total.count("rows")
-        self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
-        self._solve_classifier()
+        layer = len(self.blocks)
+        self._solve(LayerSums(gram, cross, label_square, total.cohort, rows, layer, anchor))
         if self.method.transformation == "identity" and len(self.blocks) < self._layers:
             self._append(None)
 
@@ -391,7 +399,9 @@ class DeepAFLRun(Run[DeepModel]):
         if self.plan.step:
             self.hidden_gram = hidden_gram
         elif self.plan.merges and whole:
-            self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)))
+            left, cross = self.block.left, total_of("hidden_cross")
+            feature = total_of("hidden_feature").T @ left
+            self._advance(feature, left.T @ cross, left.T @ (hidden_gram @ left))
         else:
             self.sums = None
 
@@ -403,31 +413,33 @@ class DeepAFLRun(Run[DeepModel]):
         kernels = self._kernels
         lost = total.on(kernels, "hidden_initial") - total.on(kernels, "hidden_feature") @ decoder
         labels, recovery = np.sqrt(1.0 - self.method.reconstruction), np.sqrt(self.method.reconstruction)
-        return (
-            kernels.beside(labels * residual, recovery * lost),
-            kernels.beside(labels * weight, recovery * decoder),
-        )
+        residual = kernels.beside(labels * residual, recovery * lost)
+        return residual, kernels.beside(labels * weight, recovery * decoder)
 
     def _append(self, exact: Sandwich | None) -> None:
         """Add a block to the model; what counts from here on is the block as the clients have it."""
-        sent: dict[str, Array] = {}
-        if exact is not None:
-            sent = {"left": self._send(host(exact.left)), "right": self._send(host(exact.right))}
+        sides = {} if exact is None else {"left": exact.left, "right": exact.right}
+        sent = {side: self._send(host(array)) for side, array in sides.items()}
         added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(block_of(added, "float64"))
 
-    def _advance(self, step: Sequence[Array]) -> None:
-        """The recurrence of the lean and the single plan."""
-        sums = self.sums
-        assert sums is not None
-        gram, cross = advance(sums.gram, sums.cross, self.block, *step)
-        self.sums = replace(sums, gram=gram, cross=cross, layer=len(self.blocks), anchor=None)
-        self._solve_classifier()
+    def _advance(self, feature: Array, step_cross: Array, step_gram: Array) -> None:
+        """The sums of the next layer from those of this one, by the block's output P = F A before Uᵀ:
 
-    def _solve_classifier(self) -> None:
-        """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
-        sums = self.sums
+            G' = G + Z Uᵀ + U Zᵀ + U (PᵀP) Uᵀ,   H' = H + U (PᵀY),   Z = Phiᵀ P
+
+        The lean plan asks clients for Z, PᵀY and PᵀP, which are thin; the single plan makes them of FᵀPhi,
+        FᵀY and FᵀF.
+        """
+        sums, right = self.sums, self.block.right
         assert sums is not None
+        half = (feature + 0.5 * (right @ step_gram)) @ right.T
+        gram, cross = sums.gram + half + half.T, sums.cross + right @ step_cross
+        self._solve(replace(sums, gram=gram, cross=cross, layer=len(self.blocks), anchor=None))
+
+    def _solve(self, sums: LayerSums) -> None:
+        """W_t and the regularised risk that Theorem 3 speaks of, both from the sums of the layer."""
+        self.sums = sums
         weight = ridge_solve(sums.gram, sums.cross, self.ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.risks.append(
@@ -448,11 +460,8 @@ class DeepAFLRun(Run[DeepModel]):
             return clients
         count = max(1, round(self.method.participation * len(clients)))
         draw = f"{self.method.seed}|cohort|{layer}" + ("" if self.method.consistent else f"|{phase}")
-
-        def rank(client: str) -> bytes:
-            return hashlib.sha256(f"{draw}|{client}".encode()).digest()
-
-        return tuple(sorted(sorted(clients, key=rank)[:count]))
+        ranks = {client: hashlib.sha256(f"{draw}|{client}".encode()).digest() for client in clients}
+        return tuple(sorted(sorted(clients, key=ranks.__getitem__)[:count]))
 
     def stored(self) -> dict[str, Any]:
         known = {} if self.sums is None else vars(self.sums)
@@ -461,10 +470,10 @@ class DeepAFLRun(Run[DeepModel]):
 
     def take_stored(self, kept: dict[str, Any]) -> None:
         self.risks, self.classifiers = kept["risks"], kept["classifiers"]
-        self.blocks = blocks_of(self.chain, "float64")
+        self.blocks = [block_of(block, "float64") for block in blocks_with(self.chain, "layer")]
         if (sums := kept["sums"]) is not None:
             there = self._kernels.array
             placed: dict[str, Any] = {
-                n: there(one) if isinstance(one, np.ndarray) else one for n, one in sums.items()
+                n: there(a) if isinstance(a, np.ndarray) else a for n, a in sums.items()
             }
             self.sums = LayerSums(**placed)

@@ -16,7 +16,7 @@ from fedsolve.backends import NUMPY, Kernels, host, kernels_of
 from fedsolve.closedform.predictors import Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.sums import Accumulator, Rows, cached_rows
+from fedsolve.closedform.sums import Accumulator, Rows, blocks_with, cached_rows
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, Workspace, step
@@ -38,7 +38,7 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
     """
     features = _layer_features(data, memory)
     network, rows, workspace = features.network, features.rows, memory.workspace
-    added = layer_blocks(memory.chain)
+    added = blocks_with(memory.chain, "layer")
     ask, goal = set(request.note["ask"]), request.step
     if unknown := ask - _KNOWN:
         raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
@@ -96,28 +96,16 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
 
 def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     """This client's features for the run that the chain describes; new when the run is new."""
-    opening = memory.chain.opening
-    parameters = opening["parameters"]
+    parameters = memory.chain.opening["parameters"]
     rows = cached_rows(data, memory, parameters["precision"], memory.kernels)
     cached = memory.cache.get(KIND)
     if isinstance(cached, LayerFeatures) and cached.rows is rows:
         return cached
     check_projections(memory.chain)
     memory.cache.pop(KIND, None)
-    memory.cache[KIND] = LayerFeatures(
-        rows, Network.from_parameters(data.width, parameters), memory, parameters["layers"]
-    )
-    return memory.cache[KIND]  # type: ignore[no-any-return]
-
-
-def blocks_of(chain: Chain, precision: str) -> list[Sandwich | None]:
-    """The blocks of the model so far; None where the transformation is the identity."""
-    return [block_of(block, precision) for block in layer_blocks(chain)]
-
-
-def layer_blocks(chain: Chain) -> list[Block]:
-    """Those blocks of a chain that are blocks of the network."""
-    return [block for block in chain.blocks if "layer" in block.note]
+    network = Network.from_parameters(data.width, parameters)
+    made = memory.cache[KIND] = LayerFeatures(rows, network, memory, parameters["layers"])
+    return made
 
 
 def block_of(block: Block, precision: str) -> Sandwich | None:
@@ -156,11 +144,6 @@ class LayerFeatures:
         self._digest: str | None = None
         self._layer = -1
         self._hidden_layer = -1
-
-    @property
-    def mapped(self) -> bool:
-        """Whether Phi did not fit the budget and lives in a file."""
-        return isinstance(self.phi, np.memmap)
 
     def begin(self, chain: Chain, latest: int) -> tuple[int, int]:
         """Start a pass over the rows: the layers at which Phi and F stand now, -1 for nowhere.

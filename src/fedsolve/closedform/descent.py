@@ -51,11 +51,6 @@ def direction(gradient: Array, steps: Sequence[Array], changes: Sequence[Array],
     return found
 
 
-def curves_upwards(step: Array, change: Array) -> bool:
-    """Whether a pair says something of a convex function, and not of rounding."""
-    return inner(step, change) > 1e-14 * float(np.linalg.norm(step) * np.linalg.norm(change))
-
-
 def inner(left: Array, right: Array) -> float:
     """The sum of products, of arrays of any shape."""
     return float(np.vdot(left, right))
@@ -168,13 +163,6 @@ def flattest(last: Array, first: Array) -> float:
     return float(eigh(last, first, eigvals_only=True, subset_by_index=[0, 0])[0])
 
 
-def bordered(gram: Array, weight: float) -> Array:
-    """The Gram matrix of [x, 1], of rows counted from their mean, from that of x and the sum of weights."""
-    whole = np.zeros((len(gram) + 1, len(gram) + 1))
-    whole[:-1, :-1], whole[-1, -1] = gram, weight
-    return whole
-
-
 def at_zero(whole: Array, columns: int) -> Array:
     """The Hessian at W = 0, where all classes are as likely, of the Gram matrix of [x, 1]."""
     if columns == 1:
@@ -204,19 +192,3 @@ def anchored(hessian: Array, whole: Array, columns: int) -> Array:
     if columns == 1:
         return hessian
     return hessian + np.kron(np.full((columns, columns), 0.5 / columns), whole)
-
-
-def hessian_block(features: Array, probabilities: Array) -> tuple[list[Array], Array]:
-    """What the Hessian of all classes is made of, for rows [x, 1] times the roots of their weights.
-
-        sum_i (diag(p_i) - p_i p_iᵀ) ⊗ x_i x_iᵀ
-
-    The first part: rows times the root of each class's probability, whose Gram matrices stand on the
-    diagonal. The second: rows p ⊗ x, whose Gram matrix is taken off.
-    """
-    roots = probabilities**0.5
-    diagonal = [features * roots[:, [column]] for column in range(roots.shape[1])]
-    crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(
-        len(features), probabilities.shape[1] * features.shape[1]
-    )
-    return diagonal, crossed

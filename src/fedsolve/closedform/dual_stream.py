@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,14 +35,8 @@ from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
 from fedsolve.tables.preparation import Preparation
 
-ROLE = "refinement"
-"""Name of the random projection R, apart from those of the shared stream."""
-
-Balance = float | Literal["auto"]
-Ridge = float | Literal["auto"]
-
-_NO_SCALE = 1.0
-"""β where there is nothing to measure it by: no rows, or features that are all zero."""
+Chosen = float | Literal["auto"]
+"""β or λ: given, or chosen by the client."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,9 @@ class Refinement:
     """How refinements are made, the same for every client: features Ψ, β and λ, each a number or "auto"."""
 
     width: int
-    ridge: Ridge
+    ridge: Chosen
     activation: str
-    balance: Balance
+    balance: Chosen
     seed: int
     bias: bool = True
 
@@ -63,14 +57,16 @@ class Refinement:
                 "and leaving one out says nothing. Give a ridge, or a balance."
             )
 
-    def features(self, inputs: Array) -> Array:
-        """Ψ (rows, width) of inputs prepared like the shared stream's."""
-        random = self.random(inputs.shape[1])
-        return activate(self.activation, random.apply(np.ascontiguousarray(inputs, dtype=np.float64)))
+    def features(self, shared: Model, inputs: Array) -> Array:
+        """Ψ (rows, width) of inputs, which are centred and scaled as the shared stream's are."""
+        preparation: Preparation | None = getattr(shared, "preparation", None)
+        rows = inputs if preparation is None else preparation.apply(inputs)
+        random = self.random(rows.shape[1])
+        return activate(self.activation, random.apply(np.ascontiguousarray(rows, dtype=np.float64)))
 
     def random(self, inputs: int) -> Projection:
-        """R and r."""
-        return projection(self.seed, ROLE, 0, inputs, self.width, bias=self.bias)
+        """R and r, drawn apart from the projections of the shared stream."""
+        return projection(self.seed, "refinement", 0, inputs, self.width, bias=self.bias)
 
     def fit(self, shared: Model, data: ClientData) -> PersonalModel:
         """The predictor of the client that owns `data`, from passes over its rows in small parts.
@@ -84,33 +80,28 @@ class Refinement:
         return PersonalModel(shared, self, weight, balance, sums, ridge)
 
 
+@dataclass(eq=False, repr=False)
 class PersonalModel(Model):
     """One client's predictor: estimates of the shared stream plus balance times its own refinement.
 
-    shared:             the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
-    sums:               what further rows are added to; None where a file was saved without.
-    refinement_ridge:   β that P was solved with: the refinement's, or the one that this client chose.
+    shared: the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
+    sums:   what further rows are added to; None where a file was saved without.
+    ridge:  β that P was solved with, where the client chose it; `refinement_ridge` has it in any case.
     """
 
     family: ClassVar[str] = "personal"
     private: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        shared: Model,
-        refinement: Refinement,
-        weight: Array,
-        balance: float,
-        sums: RidgeSums | None = None,
-        refinement_ridge: float | None = None,
-    ) -> None:
-        super().__init__(shared.features, shared.classes, shared.outputs)
-        self.shared = shared
-        self.refinement = refinement
-        self.weight = weight
-        self.balance = balance
-        self.sums = sums
-        ridge = refinement.ridge if refinement_ridge is None else refinement_ridge
+    shared: Model
+    refinement: Refinement
+    weight: Array
+    balance: float
+    sums: RidgeSums | None = None
+    ridge: InitVar[Chosen | None] = None
+
+    def __post_init__(self, ridge: Chosen | None) -> None:
+        super().__init__(self.shared.features, self.shared.classes, self.shared.outputs)
+        ridge = self.refinement.ridge if ridge is None else ridge
         if ridge == "auto":
             raise DataError(
                 "refinement_ridge 'auto' is chosen by a fit: give the number that P was solved with."
@@ -120,12 +111,12 @@ class PersonalModel(Model):
     def with_balance(self, balance: float) -> PersonalModel:
         """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
         check_not_negative(balance=balance)
-        return self._with(self.weight, float(balance), self.sums, self.refinement_ridge)
+        return self._with(balance=float(balance))
 
-    def _with(self, weight: Array, balance: float, sums: RidgeSums | None, ridge: float) -> PersonalModel:
-        changed = PersonalModel(self.shared, self.refinement, weight, balance, sums, ridge)
-        changed.calibration = self.calibration
-        return changed.described_as(self)
+    def _with(self, **changed: Any) -> PersonalModel:
+        made = dataclasses.replace(self, **{"ridge": self.refinement_ridge, **changed})
+        made.calibration = self.calibration
+        return made.described_as(self)
 
     def updated(self, data: ClientData) -> PersonalModel:
         """The predictor after more rows; `data` holds only the new ones.
@@ -138,10 +129,9 @@ class PersonalModel(Model):
                 "this personal model was saved without its sums, so it cannot take more rows. Save it with "
                 "growing=True, or personalise again on all rows."
             )
-        sums = self.sums.copy()
+        sums = RidgeSums.from_arrays(self.sums.arrays())
         _RefinementRows(self.refinement, self.shared, self.shown(data)).absorb(sums)
-        weight = sums.solve(self.refinement_ridge).weight
-        return self._with(weight, self.balance, sums, self.refinement_ridge)
+        return self._with(weight=sums.solve(self.refinement_ridge).weight, sums=sums)
 
     def rebalanced(self, data: ClientData) -> PersonalModel:
         """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P.
@@ -151,16 +141,15 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _RefinementRows(self.refinement, self.shared, self.shown(data))
-        given: Ridge = self.refinement_ridge if self.refinement.ridge != "auto" else "auto"
-        weight, balance, ridge = rows.solve(self.sums, rows.absorb(), given, "auto")
-        return self._with(weight, balance, self.sums, ridge)
+        weight, balance, ridge = rows.solve(self.sums, rows.absorb(), self.refinement.ridge, "auto")
+        return self._with(weight=weight, balance=balance, ridge=ridge)
 
     def scores(self, features: Array) -> Array:
         scores = self.shared.estimates(features)
         if self.balance == 0:
             return scores
         for span in chunks(len(features), self.refinement.width):
-            psi = self.refinement.features(prepared(self.shared, features[span]))
+            psi = self.refinement.features(self.shared, features[span])
             scores[span] += self.balance * (psi @ self.weight)
         return scores
 
@@ -197,15 +186,10 @@ class PersonalModel(Model):
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
         check_model(note)
         shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
-        sums = container.with_prefix(arrays, "sums.")
-        return cls(
-            shared,
-            Refinement(**note["parameters"]),
-            arrays["refinement"],
-            note["balance"],
-            RidgeSums.from_arrays(sums) if sums else None,
-            note.get("refinement_ridge", note["parameters"]["ridge"]),
-        )
+        kept = container.with_prefix(arrays, "sums.")
+        sums = RidgeSums.from_arrays(kept) if kept else None
+        refinement, ridge = Refinement(**note["parameters"]), note.get("refinement_ridge")
+        return cls(shared, refinement, arrays["refinement"], note["balance"], sums, ridge)
 
 
 class _RefinementRows:
@@ -242,7 +226,7 @@ class _RefinementRows:
         return estimates
 
     def solve(
-        self, sums: RidgeSums, estimates: Array, ridge: Ridge, balance: Balance
+        self, sums: RidgeSums, estimates: Array, ridge: Chosen, balance: Chosen
     ) -> tuple[Array, float, float]:
         """P, balance and ridge, chosen by these rows where they are "auto"."""
         chosen = self.ridge(sums, estimates, balance) if ridge == "auto" else ridge
@@ -250,11 +234,11 @@ class _RefinementRows:
         weighed = self.balance(solution, estimates) if balance == "auto" else float(balance)
         return solution.weight, weighed, chosen
 
-    def ridge(self, sums: RidgeSums, estimates: Array, balance: Balance) -> float:
+    def ridge(self, sums: RidgeSums, estimates: Array, balance: Chosen) -> float:
         """The ridge for these rows, all of which the sums have seen, and this balance; see `balance`."""
         size = sums.size()
-        if size == 0:
-            return _NO_SCALE
+        if size == 0:  # no rows, or features that are all zero
+            return UNINFORMED
         unit = size / float(np.sum(self.weights))
         ridges = unit * np.array(RIDGES)
         path, counted = sums.path(), self.weights[:, None]
@@ -289,16 +273,10 @@ class _RefinementRows:
         return self._data.features(span, self._data.source.dtype)
 
     def _features(self, inputs: Array) -> Array:
-        return self._refinement.features(prepared(self._shared, inputs))
+        return self._refinement.features(self._shared, inputs)
 
     def _targets(self, span: slice) -> Array:
         if self._values is not None:
             return self._values[span].astype(np.float64)
         targets: Array = np.eye(self._shared.outputs)[self.codes[span]]  # type: ignore[index]
         return targets
-
-
-def prepared(shared: Model, features: Array) -> Array:
-    """Features centred and scaled as the shared stream's are."""
-    preparation: Preparation | None = getattr(shared, "preparation", None)
-    return features if preparation is None else preparation.apply(features)

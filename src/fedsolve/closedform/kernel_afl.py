@@ -13,13 +13,13 @@ landmarks alone (`rbf`). Few steps regularise: they are a setting like the ridge
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from fedsolve.arrays import Array, check_weight
-from fedsolve.backends import NUMPY, Kernels, host, kernels_of, kernels_on
+from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.closedform import afl
 from fedsolve.closedform.landmarks import (
     KernelModel,
@@ -115,7 +115,7 @@ class KernelAFL(Method[KernelModel]):
         power = 1 << max(0, (max(rows, 1) + 3) // 4 - 1).bit_length()
         return min(max(power, FEWEST), MOST)
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         count, outputs, width = self.count(rows), spec.outputs, spec.features
         drawn = width * (width + 1) // 2 + width * outputs
         if self.direct(count):
@@ -153,10 +153,11 @@ class KernelRun(Run[KernelModel]):
     """
 
     method: KernelAFL
-    transient: ClassVar[frozenset[str]] = frozenset({"_factors"})
+    transient: ClassVar[frozenset[str]] = frozenset({"kernels", "_factors"})
 
     def __init__(self, method: KernelAFL, spec: Spec) -> None:
         super().__init__(method, spec)
+        self.kernels = kernels_on(spec.device)
         self.rows = self.square = 0.0
         self.ridge = method.ridge
         self.taken = 0
@@ -206,10 +207,8 @@ class KernelRun(Run[KernelModel]):
     def _draw(self, total: Total) -> None:
         """Means, scales and landmarks, from AFL's sums."""
         drawn, preparation = drawn_from(total, self.method, self.spec)
-        self.rows = float(total["weight"][0])
-        self.square = (
-            float(total["label_square"].sum()) - float(total["target"] @ total["target"]) / self.rows
-        )
+        target, self.rows = total["target"], float(total["weight"][0])
+        self.square = float(total["label_square"].sum()) - float(target @ target) / self.rows
         if self.ridge == "auto" and not self.method.direct(drawn.count):
             raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
         self.add(preparation_block(preparation))
@@ -249,11 +248,6 @@ class KernelRun(Run[KernelModel]):
         if self.taken == self.method.steps:
             self.weights = host(factors.weights(coordinates))
             self._factors = None
-
-    @property
-    def kernels(self) -> Kernels:
-        """Where the server solves."""
-        return kernels_on(self.spec.device)
 
     @property
     def _preparation(self) -> Preparation:
@@ -348,31 +342,31 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
     return sums.finish(rows=len(rows))
 
 
+@dataclass
 class KernelBlocks:
-    """K of a client's rows, span by span, where the rows' kernels compute."""
+    """K of a client's rows, span by span, where the rows' kernels compute; kept while the budget lasts."""
 
-    def __init__(self, rows: Rows, kernel: LandmarkKernel, precision: str, budget: int) -> None:
-        self.rows = rows
-        self.kernel = kernel
-        self._precision = np.dtype(precision)
-        self._budget = rows.kernels.budget(budget)
-        self._kept: dict[int, Array] = {}
+    rows: Rows
+    kernel: LandmarkKernel
+    precision: np.dtype[Any]
+    budget: int
+    kept: dict[int, Array] = field(default_factory=dict)
 
     def block(self, span: slice, workspace: Workspace) -> Array:
         """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""
-        here, kept = self.rows.kernels, self._kept.get(span.start)
+        here, kept = self.rows.kernels, self.kept.get(span.start)
         if kept is not None:
             return here.array(kept, np.float64)
         shape = span.stop - span.start, len(self.kernel)
         made = workspace.array("kernel", shape) if here is NUMPY else here.empty(shape)
         self.kernel.of(self.rows.features(span), made)
-        if self._precision == np.float32:
+        if self.precision == np.float32:
             made[...] = here.array(made, np.float32)
-        size = shape[0] * shape[1] * self._precision.itemsize
+        size = shape[0] * shape[1] * self.precision.itemsize
         # On a device others keep theirs too: what is free there now decides.
-        if size <= min(self._budget, here.budget(self._budget)):
-            self._budget -= size
-            self._kept[span.start] = here.copy(here.array(made, self._precision))
+        if size <= min(self.budget, here.budget(self.budget)):
+            self.budget -= size
+            self.kept[span.start] = here.copy(here.array(made, self.precision))
         return made
 
 
@@ -387,7 +381,8 @@ def _near(rows: Rows, memory: Memory) -> KernelBlocks:
         parameters = opening["parameters"]
         check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
         kernel = shared_kernel(digest, landmarks, rows.kernels)
-        made = KernelBlocks(rows, kernel, parameters["precision"], memory.budget)
+        precision, budget = np.dtype(parameters["precision"]), rows.kernels.budget(memory.budget)
+        made = KernelBlocks(rows, kernel, precision, budget)
         cached = memory.cache[KIND] = (digest, made)
     near: KernelBlocks = cached[1]
     return near

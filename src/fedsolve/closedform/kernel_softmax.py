@@ -21,7 +21,7 @@ from fedsolve.closedform.landmarks import KernelModel, landmark_agreement
 from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.rbf import available_memory, check_memory
 from fedsolve.closedform.softmax import Softmax, SoftmaxRun
-from fedsolve.closedform.sums import base_block
+from fedsolve.closedform.sums import base_block, blocks_with
 from fedsolve.federation.method import Method, Request, Spec, Total
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
@@ -79,10 +79,10 @@ class KernelSoftmax(Method[SoftmaxModel]):
         known = self.landmarks
         return min(DIRECT_LANDMARKS, KernelAFL().count(rows)) if known is None else known
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
-        drawn = KernelAFL(self.count(rows), solver="direct").sizes(spec, rows)
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
+        drawn = KernelAFL(self.count(rows), solver="direct").traffic(spec, rows)
         own = Softmax(None, steps=self.steps, curvature=self.curvature)
-        steps = own.sizes(replace(spec, features=self.count(rows)), rows)
+        steps = own.traffic(replace(spec, features=self.count(rows)), rows)
         return drawn[0] + steps[0], drawn[1] + steps[1]
 
     def scaled(self, share: float) -> KernelSoftmax:
@@ -94,11 +94,7 @@ class KernelSoftmaxRun(SoftmaxRun):
     """Moments, which give landmarks; then Softmax over their kernels."""
 
     method: KernelSoftmax  # type: ignore[assignment]
-
-    @property
-    def scale(self) -> None:
-        """Kernel features are not standardised: that would be another norm."""
-        return None
+    scale = None  # standardised kernel features would have another norm
 
     @property
     def exchanges(self) -> int:
@@ -106,7 +102,7 @@ class KernelSoftmaxRun(SoftmaxRun):
 
     @property
     def _drawn(self) -> bool:
-        return any("base" in block.note for block in self.chain.blocks)
+        return bool(blocks_with(self.chain, "base"))
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if not self._drawn:

@@ -83,13 +83,11 @@ class Landmarks:
 
     def points(self, kernels: Kernels = NUMPY) -> Array:
         """Z (count, d), where these kernels compute."""
-        width = self.means.shape[1]
+        width, points = self.means.shape[1], self.means[np.arange(self.count) % len(self.means)]
         if kernels is not NUMPY:
-            means = kernels.array(self.means[np.arange(self.count) % len(self.means)])
-            drawn = kernels.normals(_key(self.seed, width), self.count * width).reshape(self.count, width)
-            means += drawn @ kernels.array(self.factor).T
-            return means
-        points = self.means[np.arange(self.count) % len(self.means)]
+            placed, drawn = kernels.array(points), kernels.normals(_key(self.seed, width), points.size)
+            placed += drawn.reshape(points.shape) @ kernels.array(self.factor).T
+            return placed
         stream = np.random.Philox(key=_key(self.seed, width))
         for start in range(0, self.count, _BLOCK):
             some = slice(start, min(start + _BLOCK, self.count))
@@ -136,24 +134,20 @@ def shared_kernel(digest: str, landmarks: Landmarks, kernels: Kernels) -> Landma
         return found
 
 
+@dataclass(eq=False, repr=False)
 class KernelModel(Model):
     """Scores k(x, Z) weights + mean of the targets. Z is drawn again from what describes it."""
 
     family: ClassVar[str] = "kernel"
 
-    def __init__(
-        self,
-        landmarks: Landmarks,
-        weights: Array,
-        classes: Array | None,
-        preparation: Preparation,
-        parameters: dict[str, Any],
-    ) -> None:
-        super().__init__(landmarks.means.shape[1], classes, weights.shape[1])
-        self.landmarks = landmarks
-        self.weights = weights
-        self.preparation = preparation
-        self.parameters = parameters
+    landmarks: Landmarks
+    weights: Array
+    classes: Array | None
+    preparation: Preparation
+    parameters: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__init__(self.landmarks.means.shape[1], self.classes, self.weights.shape[1])
         self._made: tuple[str, LandmarkKernel] | None = None
 
     @property
@@ -203,11 +197,8 @@ class KernelModel(Model):
         return found
 
     def arrays(self) -> dict[str, Array]:
-        return {
-            "weights": self.weights,
-            "means": self.landmarks.means,
-            "factor": pack_triangle(self.landmarks.factor.T),
-        } | preparation_arrays(self.preparation)
+        drawn = self.landmarks.block().arrays
+        return {"weights": self.weights, **drawn, **preparation_arrays(self.preparation)}
 
     def note(self) -> dict[str, Any]:
         return {
@@ -224,10 +215,6 @@ class KernelModel(Model):
         preparation = preparation_from(arrays)
         assert preparation is not None
         described = {"count": note["landmarks"], "seed": seed, "bandwidth": note["bandwidth"]}
-        return cls(
-            Landmarks.from_block(Block({"landmarks": described}, arrays)),
-            arrays["weights"],
-            labels_from_note(note["classes"]),
-            preparation,
-            note["parameters"],
-        )
+        landmarks = Landmarks.from_block(Block({"landmarks": described}, arrays))
+        classes = labels_from_note(note["classes"])
+        return cls(landmarks, arrays["weights"], classes, preparation, note["parameters"])

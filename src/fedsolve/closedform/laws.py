@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from scipy.linalg import pinvh, solve
@@ -85,12 +86,10 @@ def _share(own: LocalSolution, other: Array, joint: Array) -> Array:
 
 def aggregate(solutions: Iterable[LocalSolution]) -> LocalSolution:
     """All solutions, merged pair by pair in order (Eq. 9-11)."""
-    merged: LocalSolution | None = None
-    for solution in solutions:
-        merged = solution if merged is None else aggregate_pair(merged, solution)
-    if merged is None:
+    given = list(solutions)
+    if not given:
         raise DataError("nothing to aggregate: no local solutions were given.")
-    return merged
+    return reduce(aggregate_pair, given)
 
 
 def remove_regulariser(merged: LocalSolution, regulariser: float, kept: int = 0) -> Array:

@@ -40,20 +40,17 @@ def _deepafl_differs(run: DeepAFLRun, mine: Mapping[str, Array], theirs: Mapping
     if mine.keys() != theirs.keys():
         return differing(mine, theirs)
     same: set[str] = set()
-    for name in mine:
-        left, right = name, name.replace("left", "right", 1)
-        if not name.startswith("left") or right not in mine:
-            continue
-        one, other = (
-            Sandwich(*(arrays[side].astype(np.float64) for side in (left, right)))
-            for arrays in (mine, theirs)
-        )
-        if any(mine[side].shape != theirs[side].shape for side in (left, right)):
+    for left in [name for name in mine if name.startswith("left")]:
+        sides = left, right = left, left.replace("left", "right", 1)
+        if any(mine[side].shape != theirs[side].shape for side in sides):
             return f"'{left}' and '{right}' have shapes that this network's blocks have not"
+        one, other = (
+            Sandwich(*(arrays[side] for side in sides)).astype(np.float64) for arrays in (mine, theirs)
+        )
         gap = one.gap(other)
         if not gap <= TOLERANCE or theirs[left].dtype != mine[left].dtype:
             return f"the product of '{left}' and '{right}' differs by {gap:.1e} of its size"
-        same |= {left, right}
+        same |= {*sides}
     if run.sums is not None and len(run.classifiers) == run.sums.layer + 1:
         newest = ("weight", f"classifier.{run.sums.layer}")
         system = run.sums.gram, run.sums.cross, run.ridge

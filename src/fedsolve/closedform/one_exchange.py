@@ -48,10 +48,7 @@ class OneExchangeRun(Run[M]):
     """Asks once and solves."""
 
     method: OneExchange[M]
-
-    def __init__(self, method: Method[M], spec: Spec) -> None:
-        super().__init__(method, spec)
-        self._model: M | None = None
+    _model: M | None = None
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         return self.ask(KIND, 0, clients) if self._model is None else None
@@ -78,8 +75,7 @@ class OneExchangeRun(Run[M]):
 @step(KIND)
 def answer_once(data: ClientData, request: Request, memory: Memory) -> Term:
     """The method's own answer, with the client's rows counted."""
-    opening = memory.chain.opening
-    method: OneExchange[Any] = registry.method_of(opening)
+    method: OneExchange[Any] = registry.method_of(memory.chain.opening)
     rows = cached_rows(data, memory, np.float64)
     term = method.answer(rows)
     term.counts["rows"] = len(rows)

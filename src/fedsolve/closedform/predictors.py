@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,24 +23,20 @@ from fedsolve.tables.preparation import Preparation
 _PASS_BYTES = 128 << 20
 
 
+@dataclass(eq=False, repr=False)
 class LinearModel(Model):
     """Scores x W + b, with weight (features, outputs) and intercept (outputs,)."""
 
     family: ClassVar[str] = "linear"
 
-    def __init__(
-        self,
-        weight: Array,
-        intercept: Array,
-        classes: Array | None,
-        preparation: Preparation | None = None,
-        parameters: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(weight.shape[0], classes, weight.shape[1])
-        self.weight = weight
-        self.intercept = intercept
-        self.preparation = preparation
-        self.parameters = parameters or {}
+    weight: Array
+    intercept: Array
+    classes: Array | None
+    preparation: Preparation | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.weight.shape[0], self.classes, self.weight.shape[1])
 
     def scores(self, features: Array) -> Array:
         here = kernels_on(self.device)
@@ -49,10 +45,15 @@ class LinearModel(Model):
         for start in range(0, len(features), max(1, length)):
             rows = features[start : start + length]
             rows = rows if self.preparation is None else self.preparation.apply(rows)
-            scores[start : start + length] = here.host(
-                here.array(np.asarray(rows, dtype=np.float64)) @ weight
-            )
+            scores[start : start + length] = here.host(here.array(rows, np.float64) @ weight)
         return scores + self.intercept
+
+    def plain(self) -> tuple[Array, Array]:
+        """Weights (features, outputs) and intercepts for rows as they come: neither centred nor scaled."""
+        if self.preparation is None:
+            return self.weight, self.intercept
+        weight = self.weight / self.preparation.scale[:, None]
+        return weight, self.intercept - self.preparation.mean @ weight
 
     def arrays(self) -> dict[str, Array]:
         return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
@@ -66,6 +67,7 @@ class LinearModel(Model):
         return cls(arrays["weight"], arrays["intercept"], classes, preparation, note["parameters"])
 
 
+@dataclass(eq=False, repr=False)
 class SoftmaxModel(LinearModel):
     """Logits x W + b and their softmax.
 
@@ -75,30 +77,16 @@ class SoftmaxModel(LinearModel):
     family: ClassVar[str] = "softmax"
     logits = True
 
-    def __init__(
-        self,
-        weight: Array,
-        intercept: Array,
-        classes: Array | None,
-        preparation: Preparation | None = None,
-        parameters: dict[str, Any] | None = None,
-        base: Any = None,
-    ) -> None:
-        super().__init__(weight, intercept, classes, preparation, parameters)
-        self.base = base
-        self.features = len(weight) if base is None else base.features
+    base: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.features = len(self.weight) if self.base is None else self.base.features
 
     def scores(self, features: Array) -> Array:
         if self.base is not None:
             features = self.base.placed(self.device).transform(features)
         return super().scores(features)
-
-    def plain(self) -> tuple[Array, Array]:
-        """Weights (features, classes) and intercepts for rows as they come: neither centred nor scaled."""
-        if self.preparation is None:
-            return self.weight, self.intercept
-        weight = self.weight / self.preparation.scale[:, None]
-        return weight, self.intercept - self.preparation.mean @ weight
 
     @property
     def column_moments(self) -> Preparation | None:
@@ -131,23 +119,11 @@ class StagedModel(Model):
     `layers=t` uses the first t layers and W_t.
     """
 
-    def __init__(
-        self,
-        features: int,
-        classes: Array | None,
-        outputs: int,
-        width: int,
-        precision: str,
-        classifiers: Sequence[Array],
-        preparation: Preparation | None,
-        parameters: dict[str, Any] | None,
-    ) -> None:
-        super().__init__(features, classes, outputs)
-        self.width = width
-        self.precision = precision
-        self.classifiers = tuple(classifiers)
-        self.preparation = preparation
-        self.parameters = parameters or {}
+    width: int
+    precision: str = "float64"
+    classifiers: Sequence[Array]
+    parameters: dict[str, Any]
+    preparation: Preparation | None
 
     def agreement(self) -> dict[str, Any]:
         """Scheme and fingerprint of the random projections that the weights belong to."""
@@ -257,7 +233,6 @@ class Network:
     block_input: str
     skip: bool
     projection: str
-    transformation: str
     reconstruction: float
     precision: str
     seed: int
@@ -265,10 +240,8 @@ class Network:
 
     @classmethod
     def from_parameters(cls, features: int, parameters: dict[str, Any]) -> Network:
-        known = {field.name for field in fields(cls)}
-        chosen = {name: value for name, value in parameters.items() if name in known}
-        if chosen["hidden_width"] is None:
-            chosen["hidden_width"] = chosen["width"]
+        chosen = {part.name: parameters[part.name] for part in fields(cls) if part.name in parameters}
+        chosen["hidden_width"] = chosen["hidden_width"] or chosen["width"]
         return cls(features=features, **chosen)
 
     @property
@@ -318,35 +291,25 @@ class Network:
             kernels.matmul(output, block.right.T, phi)
 
 
+@dataclass(eq=False, repr=False)
 class DeepModel(StagedModel):
     """A residual network in thin form: T blocks Omega_t = left rightᵀ and T + 1 classifiers W_t."""
 
     family: ClassVar[str] = "deep"
 
-    def __init__(
-        self,
-        network: Network,
-        classes: Array | None,
-        outputs: int,
-        classifiers: Sequence[Array],
-        blocks: Sequence[Sandwich | None],
-        preparation: Preparation | None = None,
-        parameters: dict[str, Any] | None = None,
-        risk: Array | None = None,
-    ) -> None:
-        super().__init__(
-            network.features,
-            classes,
-            outputs,
-            network.width,
-            network.precision,
-            classifiers,
-            preparation,
-            parameters,
-        )
-        self.network = network
-        self.blocks = tuple(blocks)
-        self.risk = risk if risk is not None else np.full(len(classifiers), np.nan)
+    network: Network
+    classes: Array | None
+    outputs: int
+    classifiers: Sequence[Array]
+    blocks: Sequence[Sandwich | None]
+    preparation: Preparation | None
+    parameters: dict[str, Any]
+    risk: Array
+
+    def __post_init__(self) -> None:
+        super().__init__(self.network.features, self.classes, self.outputs)
+        self.width, self.precision = self.network.width, self.network.precision
+        self.classifiers, self.blocks = tuple(self.classifiers), tuple(self.blocks)
 
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
         network = self.network
@@ -382,26 +345,19 @@ class DeepModel(StagedModel):
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
         check_model(note)
-        layers, identity = note["layers"], note["parameters"]["transformation"] == "identity"
-        return cls(
-            Network.from_parameters(note["features"], note["parameters"]),
-            labels_from_note(note["classes"]),
-            note["outputs"],
-            [arrays[f"classifier.{t}"] for t in range(layers + 1)],
-            [
-                None if identity else Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"])
-                for t in range(layers)
-            ],
-            preparation_from(arrays),
-            note["parameters"],
-            arrays["risk"],
-        )
+        layers, parameters, preparation = note["layers"], note["parameters"], preparation_from(arrays)
+        network = Network.from_parameters(note["features"], parameters)
+        known = labels_from_note(note["classes"]), note["outputs"]
+        classifiers = [arrays[f"classifier.{t}"] for t in range(layers + 1)]
+        blocks: list[Sandwich | None] = [None] * layers
+        if parameters["transformation"] != "identity":
+            blocks = [Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"]) for t in range(layers)]
+        return cls(network, *known, classifiers, blocks, preparation, parameters, arrays["risk"])
 
 
 def preparation_arrays(preparation: Preparation | None) -> dict[str, Array]:
-    if preparation is None:
-        return {}
-    return {f"preparation.{name}": array for name, array in preparation.arrays().items()}
+    known = {} if preparation is None else preparation.arrays()
+    return {f"preparation.{name}": array for name, array in known.items()}
 
 
 def preparation_from(arrays: dict[str, Array]) -> Preparation | None:

@@ -25,13 +25,14 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from scipy.special import softmax
 
 from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.softmax import Softmax
-from fedsolve.closedform.sums import chunks
+from fedsolve.closedform.sums import blocks_with, chunks
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError
 from fedsolve.federation.accounting import mu_of
@@ -59,7 +60,7 @@ class PrivateModel(LinearModel):
     family: ClassVar[str] = "private-linear"
 
     def __init__(
-        self, weight: Array, centre: Array, classes: Array | None, parameters: dict[str, Any] | None = None
+        self, weight: Array, centre: Array, classes: Array | None, parameters: dict[str, Any]
     ) -> None:
         super().__init__(weight, np.zeros(weight.shape[1]), classes, None, parameters)
         self.features, self.centre = len(centre), centre
@@ -116,7 +117,14 @@ class Private(DialogueMethod[Any]):
     def __post_init__(self) -> None:
         given: Any = self.of
         if isinstance(given, Method):
-            _check_plain(given)
+            if isinstance(given, AFL | Softmax):
+                plain, what = type(given)(), type(given).__name__
+                set_here = [f.name for f in fields(given) if getattr(given, f.name) != getattr(plain, f.name)]
+                if set_here:
+                    raise DataError(
+                        f"Private({what}) chooses {', '.join(set_here)} by its noise, or has its own (steps, "
+                        "intercept). Leave it out of the method within."
+                    )
             object.__setattr__(self, "of", given.key)
             if hasattr(given, "privately"):
                 object.__setattr__(self, "within", canonical_json(given.parameters()))
@@ -207,19 +215,6 @@ class Private(DialogueMethod[Any]):
         return PrivateModel(weight, centre, run.spec.classes, parameters)
 
 
-def _check_plain(method: Method[Any]) -> None:
-    """Refuse settings of the method within that a private run would not follow."""
-    if not isinstance(method, AFL | Softmax):
-        return
-    plain = type(method)()
-    set_here = [f.name for f in fields(method) if getattr(method, f.name) != getattr(plain, f.name)]
-    if set_here:
-        raise DataError(
-            f"Private({type(method).__name__}) chooses {', '.join(set_here)} by its noise, or has its own "
-            "(steps, intercept). Leave it out of the method within."
-        )
-
-
 # -- the client's steps ----------------------------------------------------------------------------
 
 
@@ -242,8 +237,8 @@ def _seen(data: ClientData, request: Request, memory: Memory) -> Iterator[tuple[
     """Some thousand rows at a time, on the sphere."""
     if data.own_weights() is not None:
         raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
-    blocks = [block.arrays for block in memory.chain.blocks if "private" in block.note]
-    centre = blocks[0]["centre"] if blocks else None
+    blocks = blocks_with(memory.chain, "private")
+    centre = blocks[0].arrays["centre"] if blocks else None
     for span in chunks(len(data), data.width):
         yield on_sphere(data.features(span), centre, bool(blocks) and request.note["intercept"]), span
 
@@ -276,9 +271,7 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
     weight = request.arrays["weight"]
     gradient = np.zeros(weight.shape)
     for rows, span in _seen(data, request, memory):
-        scores = rows @ weight
-        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-        residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(classes)[labels[span]]
+        residual = softmax(rows @ weight, axis=1) - np.eye(classes)[labels[span]]
         length = np.linalg.norm(residual, axis=1, keepdims=True)
         gradient += rows.T @ (residual / np.maximum(1.0, length / _CLIP))
     return Term({"gradient": gradient})

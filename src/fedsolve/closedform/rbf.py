@@ -120,13 +120,11 @@ class LandmarkFactors:
 
     def inner(self, coordinates: Array) -> Array:
         """A^-1 v"""
-        blocks = self._upper
-        return self._back(coordinates, blocks, lambda span: self._square[span, span.stop :])
+        return self._back(coordinates, self._upper, lambda span: self._square[span, span.stop :])
 
     def outer(self, values: Array) -> Array:
         """A^-T values"""
-        blocks = self._upper
-        return self._forth(values, blocks, lambda span: self._square[: span.start, span].T)
+        return self._forth(values, self._upper, lambda span: self._square[: span.start, span].T)
 
     def from_features(self, values: Array) -> Array:
         """T^-1 values"""

@@ -9,6 +9,8 @@ The sums stay with the rows and are never sent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, eigh, solve_triangular
@@ -29,100 +31,87 @@ class RidgeSums:
     def __init__(self, width: int, outputs: int) -> None:
         self.width = width
         self.outputs = outputs
-        self._features: Array | None = np.empty((0, width))
-        self._residuals = np.empty((0, outputs))
-        self._gram = np.empty((0, 0))
-        self._cross = np.empty((0, 0))
+        self._held = {"features": np.empty((0, width)), "residuals": np.empty((0, outputs))}
 
     @property
     def short(self) -> bool:
         """Whether the rows themselves are kept, because there are no more of them than columns."""
-        return self._features is not None
+        return "features" in self._held
 
     def add(self, features: Array, residuals: Array) -> None:
         """Add rows of Ψ and E, each multiplied by the square root of its weight."""
-        if self._features is not None:
-            if len(self._features) + len(features) <= self.width:
-                self._features = np.concatenate([self._features, features])
-                self._residuals = np.concatenate([self._residuals, residuals])
+        held = self._held
+        if self.short:
+            more = {"features": features, "residuals": residuals}
+            if len(held["features"]) + len(features) <= self.width:
+                self._held = {name: np.concatenate([held[name], more[name]]) for name in held}
                 return
-            kept_rows, self._features = (self._features, self._residuals), None
-            self._gram = np.zeros((self.width, self.width))
-            self._cross = np.zeros((self.width, self.outputs))
-            self.add(*kept_rows)
-        if not len(features):
-            return
-        add_gram(np.ascontiguousarray(features), self._gram)
-        self._cross += features.T @ residuals
-
-    def copy(self) -> RidgeSums:
-        """An independent copy."""
-        return RidgeSums.from_arrays(self.arrays())
+            square, cross = (self.width, self.width), (self.width, self.outputs)
+            self._held = {"gram": np.zeros(square), "cross": np.zeros(cross)}
+            self.add(**held)
+        if len(features):
+            add_gram(np.ascontiguousarray(features), self._held["gram"])
+            self._held["cross"] += features.T @ residuals
 
     def solve(self, ridge: float) -> RidgeSolution:
         """P, with what leave-one-out needs from the system that it solves."""
         # There are many clients with small systems: threads would cost more than they gain.
         with blas_threads(1):
-            return self._solve(ridge)
-
-    def _solve(self, ridge: float) -> RidgeSolution:
-        features = self._features
-        if features is not None:
-            if not len(features):
-                return RidgeSolution(np.zeros((self.width, self.outputs)), ridge, None)
-            factor = _cholesky(_plus(features @ features.T, ridge)) if ridge > 0 else None
-            if factor is not None:
-                weight = features.T @ cho_solve((factor, True), self._residuals, check_finite=False)
-                return RidgeSolution(np.ascontiguousarray(weight), ridge, None)
-            # Repeated rows with a ridge that is zero or lost in rounding: the tall form warns about it.
-            gram, cross = features.T @ features, features.T @ self._residuals
-        else:
-            gram, cross = self._gram + np.triu(self._gram, 1).T, self._cross
-        return RidgeSolution(ridge_solve(gram, cross, ridge), ridge, _plus(gram, ridge))
+            if not self.short:
+                gram, cross = self._held["gram"], self._held["cross"]
+                gram = gram + np.triu(gram, 1).T
+            else:
+                features, residuals = self._held["features"], self._held["residuals"]
+                if not len(features):
+                    return RidgeSolution(np.zeros((self.width, self.outputs)), ridge, None)
+                factor = _cholesky(_plus(features @ features.T, ridge)) if ridge > 0 else None
+                if factor is not None:
+                    weight = features.T @ cho_solve((factor, True), residuals, check_finite=False)
+                    return RidgeSolution(np.ascontiguousarray(weight), ridge, None)
+                # Repeated rows with a ridge that is zero or lost in rounding: the tall form warns about it.
+                gram, cross = features.T @ features, features.T @ residuals
+            return RidgeSolution(ridge_solve(gram, cross, ridge), ridge, _plus(gram, ridge))
 
     def path(self) -> RidgePath:
         """What leave-one-out needs under many ridges, from one eigendecomposition."""
-        return RidgePath(None if self.short else (self._gram, self._cross))
+        return RidgePath(None if self.short else (self._held["gram"], self._held["cross"]))
 
     def size(self) -> float:
         """The weighted sum of the rows' squared lengths: the trace of ΨᵀΨ."""
-        if self._features is not None:
-            return float(np.sum(self._features**2))
-        return float(np.trace(self._gram))
+        held = self._held
+        return float(np.sum(held["features"] ** 2) if self.short else np.trace(held["gram"]))
 
     def arrays(self) -> dict[str, Array]:
-        """The sums by name, for a file that stays with the client."""
-        if self._features is not None:
-            return {"features": self._features.copy(), "residuals": self._residuals.copy()}
-        return {"gram": self._gram.copy(), "cross": self._cross.copy()}
+        """Copies of the sums by name, for a file that stays with the client."""
+        return {name: array.copy() for name, array in self._held.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> RidgeSums:
         """The sums of `arrays`."""
-        if "features" in arrays:
-            sums = cls(arrays["features"].shape[1], arrays["residuals"].shape[1])
-            sums._features, sums._residuals = arrays["features"], arrays["residuals"]
-        else:
-            sums = cls(*arrays["cross"].shape)
-            sums._features = None
-            sums._gram, sums._cross = arrays["gram"], arrays["cross"]
+        names = ("features", "residuals") if "features" in arrays else ("gram", "cross")
+        held = {name: arrays[name] for name in names}
+        width, outputs = (array.shape[1] for array in held.values())
+        sums = cls(width, outputs)
+        sums._held = held
         return sums
 
 
+@dataclass
 class RidgeSolution:
     """P (width, outputs), and what refits without single rows would predict for them.
 
     system: ΨᵀΨ + ridge I in the tall form; None in the short form, which needs only the rows.
     """
 
-    def __init__(self, weight: Array, ridge: float, system: Array | None) -> None:
-        self.weight = weight
-        self.short = system is None
-        self._ridge = ridge
-        self._system = system
-        self._root: tuple[bool, Array] | None = None
+    weight: Array
+    ridge: float
+    system: Array | None
 
-    def left_out(self, features: Array, residuals: Array, roots: Array | None = None) -> Array:
+    @property
+    def short(self) -> bool:
+        return self.system is None
+
+    def left_out(self, features: Array, residuals: Array, roots: Array) -> Array:
         """f (rows, outputs): what a fit to all other rows would predict for each of these, without refitting.
 
         features: Ψ and residuals: E of rows that P was fitted to: all of them, in any order, in the short
@@ -136,13 +125,13 @@ class RidgeSolution:
         nearly interpolated: the first formula would then divide differences that are lost in rounding, and
         the second never forms them. Rows that determine their own fit (h = 1) get 0: there is no prediction.
         """
-        scale = _column(roots, len(features))
+        scale = roots[:, None]
         weighted = features * scale
         with blas_threads(1):
             if not self.short:
                 free = 1.0 - np.sum(self._whitened(weighted.T) ** 2, axis=0)[:, None]
                 return _predicted(residuals, residuals - features @ self.weight, free)
-            factor = _cholesky(_plus(weighted @ weighted.T, self._ridge)) if len(features) else None
+            factor = _cholesky(_plus(weighted @ weighted.T, self.ridge)) if len(features) else None
             if factor is None:
                 return np.zeros_like(residuals)
             alpha = cho_solve((factor, True), residuals * scale, check_finite=False)
@@ -151,16 +140,17 @@ class RidgeSolution:
 
     def _whitened(self, columns: Array) -> Array:
         """Columns whose squares sum to ψᵀ (ΨᵀΨ + ridge I)^-1 ψ."""
-        if self._root is None:
-            # Only choosing a balance needs it, so it is not computed before it is asked for.
-            assert self._system is not None
-            factor = _cholesky(self._system)
-            self._root = (True, factor) if factor is not None else (False, _determined(self._system))
-            self._system = None
         triangular, root = self._root
         if triangular:
             return np.asarray(solve_triangular(root, columns, lower=True, check_finite=False))
         return np.asarray(root.T @ columns)
+
+    @cached_property
+    def _root(self) -> tuple[bool, Array]:
+        """The Cholesky factor of the system; where it has none, R with R Rᵀ its pseudo-inverse."""
+        assert self.system is not None
+        factor = _cholesky(self.system)
+        return (True, factor) if factor is not None else (False, _determined(self.system))
 
 
 class RidgePath:
@@ -185,10 +175,10 @@ class RidgePath:
                 self._cross = self._vectors.T @ cross
 
     def left_out(
-        self, ridges: Iterable[float], features: Array, residuals: Array, roots: Array | None = None
+        self, ridges: Iterable[float], features: Array, residuals: Array, roots: Array
     ) -> Iterator[Array]:
         """f (rows, outputs) under each ridge; the other arguments are those of `RidgeSolution.left_out`."""
-        scale = _column(roots, len(features))
+        scale = roots[:, None]
         if self.short:
             weighted = features * scale
             with blas_threads(1):
@@ -214,10 +204,6 @@ def _predicted(residuals: Array, errors: Array, free: Array) -> Array:
     """e - error / (1 - h), and 0 for rows that determine their own fit."""
     wrong = np.divide(errors, free, out=np.array(residuals), where=free > _CERTAIN)
     return np.asarray(residuals - wrong)
-
-
-def _column(roots: Array | None, rows: int) -> Array:
-    return np.ones((rows, 1)) if roots is None else roots.reshape(-1, 1)
 
 
 def _spectrum(system: Array, lower: bool) -> tuple[Array, Array]:

@@ -17,57 +17,32 @@ answer with a term of a sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 
 
-@dataclass(frozen=True)
-class ClassSums:
-    """Sums per class: rows (C,), features (C, width), squares (C,)."""
-
-    rows: Array
-    features: Array
-    squares: Array
-
-    def __add__(self, other: ClassSums) -> ClassSums:
-        return ClassSums(self.rows + other.rows, self.features + other.features, self.squares + other.squares)
-
-
-@dataclass(frozen=True)
-class Separability:
-    """The three ratios; lower means better separated."""
-
-    csr: float
-    ifs: float
-    dm: float
-
-
-def class_sums(features: Array, labels: Array, classes: Array) -> ClassSums:
-    """The sums of these rows for the given (sorted) classes."""
-    codes = np.searchsorted(classes, labels)
-    rows = np.bincount(codes, minlength=len(classes)).astype(np.float64)
-    onehot = np.zeros((len(classes), len(features)))
-    onehot[codes, np.arange(len(features))] = 1.0
+def class_sums(features: Array, labels: Array, classes: Array) -> Array:
+    """The sums of these rows for the given (sorted) classes, a row for each: n_c, q_c, and the sum of x."""
     values = np.asarray(features, dtype=np.float64)
-    return ClassSums(rows, onehot @ values, onehot @ np.sum(values**2, axis=1))
+    onehot = np.zeros((len(classes), len(values)))
+    onehot[np.searchsorted(classes, labels), np.arange(len(values))] = 1.0
+    return np.column_stack([onehot.sum(axis=1), onehot @ np.sum(values**2, axis=1), onehot @ values])
 
 
-def separability(sums: ClassSums) -> Separability:
+def separability(sums: Array) -> dict[str, float]:
     """CSR, IFS and DM of the rows behind these sums; classes without rows do not count."""
-    present = sums.rows > 0
-    if int(present.sum()) < 2:
+    present = sums[sums[:, 0] > 0]
+    if len(present) < 2:
         raise DataError("separability needs rows of at least two classes.")
-    rows, means = sums.rows[present], sums.features[present] / sums.rows[present, None]
-    scatter = np.maximum(sums.squares[present] - rows * np.sum(means**2, axis=1), 0.0)
-    variances = scatter / rows
-    overall = np.sum(sums.features[present], axis=0) / rows.sum()
+    rows, squares, features = present[:, 0], present[:, 1], present[:, 2:]
+    means = features / rows[:, None]
+    scatter = np.maximum(squares - rows * np.sum(means**2, axis=1), 0.0)
+    overall = np.sum(features, axis=0) / rows.sum()
     between = float(np.sum(rows * np.sum((means - overall) ** 2, axis=1)))
     spread = float(np.mean(np.sum((means - means.mean(axis=0)) ** 2, axis=1)))
     # Mean squared distance over pairs of distinct means = 2 C / (C - 1) times their spread.
     pairs = 2.0 * len(means) / (len(means) - 1) * spread
-    compactness = float(np.mean(variances))
-    return Separability(csr=compactness / pairs, ifs=compactness / spread, dm=float(scatter.sum()) / between)
+    compactness = float(np.mean(scatter / rows))
+    return {"csr": compactness / pairs, "ifs": compactness / spread, "dm": float(scatter.sum()) / between}

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from scipy.linalg import block_diag
 
-from fedsolve.arrays import Array, check_classes, check_rows, check_weight
+from fedsolve.arrays import Array
 from fedsolve.closedform import afl
 from fedsolve.closedform.descent import (
     FLAT,
@@ -30,14 +30,11 @@ from fedsolve.closedform.descent import (
     Descent,
     anchored,
     at_zero,
-    bordered,
-    curves_upwards,
     direction,
     flattest,
-    hessian_block,
+    inner,
     penalised,
 )
-from fedsolve.closedform.linear_heads import NEVER
 from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.solvers import EPS
 from fedsolve.closedform.sums import (
@@ -46,6 +43,7 @@ from fedsolve.closedform.sums import (
     base_block,
     base_of,
     cached_rows,
+    check_sums,
     preparation_block,
     preparation_in,
     solve_moments,
@@ -69,6 +67,7 @@ NEWTON_SIDE = 256
 
 _PAIRS = 20
 _NEWTON_GOAL = 1e-7  # the step before was near the root of this, so it costs one exchange at most
+_UPWARDS = 1e-14  # below this share of its norms, what a step tells of a convex function is rounding
 _AUTO_RIDGE = 0.002
 
 
@@ -106,7 +105,7 @@ class Softmax(Method[SoftmaxModel]):
     def start(self, spec: Spec) -> SoftmaxRun:
         return SoftmaxRun(self, spec)
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         columns = 1 if spec.outputs == 2 else spec.outputs
         count = (spec.features + 1) * columns
         hessian = count * (count + 1) // 2 if _newton(self, count, spec.outputs) else 0
@@ -277,7 +276,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         if self.single:
             return np.ascontiguousarray(point[:-1]), point[-1].copy()
         weight = np.zeros((len(point) - 1, self.spec.outputs))
-        intercept = np.full(self.spec.outputs, NEVER)
+        intercept = np.full(self.spec.outputs, afl.NEVER)
         weight[:, self.present], intercept[self.present] = point[:-1], point[-1]
         return weight, intercept
 
@@ -295,13 +294,10 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
 
     def _take_sums(self, total: Total) -> None:
         """The Gram matrix, and the gradient at W = 0, where every class that occurs is as likely."""
-        check_rows(total.count("rows"))
+        check_sums(total, self.spec)
         counts = total["label_square"]
-        rows = float(np.sum(counts))
-        check_weight(rows)
-        self.present = counts > 0
+        rows, self.present = float(np.sum(counts)), counts > 0
         classes = int(np.sum(self.present))
-        check_classes(classes)
         counts, cross, gram = counts[self.present], total["cross"][:, self.present], total["gram"]
         if self.method.intercept:
             mean = total["feature"] / rows
@@ -322,7 +318,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         self.gradient = np.ascontiguousarray(slope[:, 1:] if self.single else slope)
         self.weight = np.zeros_like(self.gradient)
         self.loss = rows * float(np.log(classes))
-        self.whole = bordered(gram, rows)
+        self.whole = block_diag(gram, rows)  # of [x, 1], with x counted from their mean
         self.exact = _newton(self.method, self.gradient.size, self.spec.outputs)
         self.hessian = at_zero(self.whole, self.weight.shape[1]) if self.exact else None
         self.reach = 1.0 if self.exact else FIRST_STEP
@@ -380,7 +376,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
             if not self.single:
                 kept = np.repeat(self.present, len(self.weight))
                 self.hessian -= total["crossed"][np.ix_(kept, kept)]
-        elif curves_upwards(step, change):
+        elif inner(step, change) > _UPWARDS * float(np.linalg.norm(step) * np.linalg.norm(change)):
             self.steps = [*self.steps, step][-_PAIRS:]
             self.changes = [*self.changes, change][-_PAIRS:]
         self._turn()
@@ -430,14 +426,9 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         weight, intercept = self._columns_of(self.weight)
         if self.single:
             weight, intercept = (np.hstack([np.zeros_like(each), each]) for each in (weight, intercept))
-        return SoftmaxModel(
-            weight,
-            intercept,
-            self.spec.classes,
-            preparation_in(self.chain),
-            {**self.method.parameters(), "ridge": self.ridge},
-            base_of(self.chain),
-        )
+        parameters = {**self.method.parameters(), "ridge": self.ridge}
+        preparation, base = preparation_in(self.chain), base_of(self.chain)
+        return SoftmaxModel(weight, intercept, self.spec.classes, preparation, parameters, base)
 
 
 KIND = "softmax"
@@ -469,9 +460,13 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
             bent = kernels.beside(spread * features, spread)
             sums.add("diagonal", (bent.T @ bent)[None])
         elif exact:
-            diagonal, crossed = hessian_block(kernels.beside(root * features, root), probabilities)
-            sums.add("diagonal", kernels.stacked([bent.T @ bent for bent in diagonal]))
-            sums.add_gram("crossed", crossed)
+            # sum (diag(p) - p pᵀ) ⊗ [x, 1] [x, 1]ᵀ: of each class a block of the diagonal, less the Gram
+            # matrix of the rows p ⊗ [x, 1].
+            whole, roots = kernels.beside(root * features, root), probabilities**0.5
+            bends = [whole * roots[:, [column]] for column in range(roots.shape[1])]
+            sums.add("diagonal", kernels.stacked([bent.T @ bent for bent in bends]))
+            crossed = probabilities[:, :, None] * whole[:, None, :]
+            sums.add_gram("crossed", crossed.reshape(len(whole), roots.shape[1] * whole.shape[1]))
         correct += int((right & (root[:, 0] > 0)).sum())
         counted += int((root > 0).sum())
     return sums.finish(rows=len(rows), correct=correct, counted=counted)

@@ -146,10 +146,8 @@ class Sandwich:
 
     def gap(self, other: Sandwich) -> float:
         """How far another one is from meaning the same: |Omega' - Omega| / |Omega|, or how far its right side
-        is from orthonormal columns; infinite where shapes differ.
+        is from orthonormal columns. Their shapes are the same.
         """
-        if self.left.shape != other.left.shape or self.right.shape != other.right.shape:
-            return np.inf
         # |A'U'ᵀ - AUᵀ| without d_F x d products: what lies in the columns of U', which are orthonormal or
         # refused, and what does not.
         skew = float(np.linalg.norm(other.right.T @ other.right - np.eye(other.right.shape[1])))
@@ -168,9 +166,6 @@ class Sandwich:
     def on(self, kernels: Kernels) -> Sandwich:
         """The same where these kernels compute."""
         return Sandwich(kernels.array(self.left), kernels.array(self.right))
-
-    def on_host(self) -> Sandwich:
-        return Sandwich(host(self.left), host(self.right))
 
 
 Decomposition = tuple[Array, Array, Array]

@@ -34,12 +34,12 @@ def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
 
 def check_opening(data: ClientData, chain: Chain) -> None:
     """Refuse a run this participant cannot take part in: another feature width."""
-    opening = chain.opening
-    data.check_width(opening["features"], "the run")
+    data.check_width(chain.opening["features"], "the run")
 
 
-_SHOWN = {"preparation", "base"}
-"""Names of the blocks that change what rows look like."""
+def blocks_with(chain: Chain, name: str) -> list[Block]:
+    """The blocks of the model so far whose notes have this name."""
+    return [block for block in chain.blocks if name in block.note]
 
 
 def base_block(base: Model) -> Block:
@@ -55,7 +55,7 @@ def base_block(base: Model) -> Block:
 
 def base_of(chain: Chain) -> Any:
     """The trained model that a run works on; None where it works on the rows themselves."""
-    blocks = [block for block in chain.blocks if "base" in block.note]
+    blocks = blocks_with(chain, "base")
     return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None
 
 
@@ -140,25 +140,19 @@ class Rows:
         self._kept: dict[int, Array] = {}
         opening = chain.opening
         self.outputs: int = opening["outputs"]
-        classes = opening_classes(chain)
-        labels = data.own_labels()
-        self.codes = self._codes = None if classes is None else encode_labels(labels, classes)
-        self._values = regression_targets(labels, self.outputs) if classes is None else None
-        if names := opening.get("labels"):
-            self._values = label_matrix(labels, names)
-        weights = data.own_weights()
-        self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
-        prepared = (block.arrays for block in chain.blocks if "preparation" in block.note)
-        self._preparation = next(prepared, None)
-        if kernels is NUMPY:
-            return
-        # Everything but the features is small: it lies on the device for all passes.
-        here = kernels.array
+        # Everything but the features is small: it lies where the kernels compute for all passes.
+        here, classes = kernels.array, opening_classes(chain)
+        labels, weights = data.own_labels(), data.own_weights()
+        self.codes = None if classes is None else encode_labels(labels, classes)
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64))
-        self._values = None if self._values is None else here(self._values, dtype)
-        self._roots = None if self._roots is None else here(self._roots)
-        if self._preparation is not None:
-            self._preparation = {name: here(array) for name, array in self._preparation.items()}
+        values = regression_targets(labels, self.outputs) if classes is None else None
+        if names := opening.get("labels"):
+            values = label_matrix(labels, names)
+        self._values = None if values is None else here(values, dtype)
+        self._roots = None if weights is None else here(np.sqrt(weights)[:, None], dtype)
+        prepared = blocks_with(chain, "preparation")
+        arrays = prepared[0].arrays if prepared else {}
+        self._preparation = {name: here(array) for name, array in arrays.items()} or None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -172,9 +166,8 @@ class Rows:
             values = self.data.features(span, dtype)
         else:
             placed = self.data.placed(self.kernels)
-            values = self.kernels.array(
-                self.data.features(span, None) if placed is None else placed[span], dtype
-            )
+            rows = self.data.features(span, None) if placed is None else placed[span]
+            values = self.kernels.array(rows, dtype)
         if self._preparation is None:
             return values
         values = values - self._preparation["mean"]
@@ -237,8 +230,9 @@ class Rows:
 def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels = NUMPY) -> Rows:
     """The client's `Rows` for the model so far, kept until the opening or the preparation changes."""
     chain = memory.chain
-    prepared = max(i for i, b in enumerate(chain.blocks) if not i or _SHOWN & b.note.keys())
-    key = (chain.digests[prepared + 1], np.dtype(dtype).str, kernels.device)
+    shown = {"opening", "preparation", "base"}  # blocks that change what rows look like
+    newest = max(place for place, block in enumerate(chain.blocks) if shown & block.note.keys())
+    key = (chain.digests[newest + 1], np.dtype(dtype).str, kernels.device)
     cached = memory.cache.get("rows")
     if cached is None or cached[0] != key:
         cached = memory.cache["rows"] = (key, Rows(data, chain, dtype, kernels, memory.budget))
@@ -259,16 +253,11 @@ def solve_moments(total: Total, scale: str | None, intercept: bool) -> Preparati
     if weight <= 0:
         raise DataError("no rows at all: every client of the cohort is empty or has zero weights.")
     mean, deviation = mean_and_deviation(weight, total["feature"], total["feature_square"])
-    target, spread = total["target"] / weight, None
+    first, spread = total["target"] if intercept else np.zeros_like(total["target"]), None
     if "target_square" in total.term.arrays:
-        first = total["target"] if intercept else np.zeros_like(target)
         spread = mean_and_deviation(weight, first, total["target_square"])[1]
-    return Preparation(
-        mean,
-        deviation if scale == "standard" else np.ones_like(mean),
-        target if intercept else np.zeros_like(target),
-        target_scale=spread,
-    )
+    scales = deviation if scale == "standard" else np.ones_like(mean)
+    return Preparation(mean, scales, first / weight, target_scale=spread)
 
 
 def check_sums(total: Total, spec: Spec) -> None:
@@ -282,8 +271,8 @@ def check_sums(total: Total, spec: Spec) -> None:
 
 def preparation_in(chain: Chain) -> Preparation | None:
     """How the model so far prepares rows, if it does."""
-    found = (block.arrays for block in chain.blocks if "preparation" in block.note)
-    return next(map(Preparation.from_arrays, found), None)
+    found = blocks_with(chain, "preparation")
+    return Preparation.from_arrays(found[0].arrays) if found else None
 
 
 def preparation_block(preparation: Preparation) -> Block:

@@ -20,7 +20,6 @@ from fedsolve.arrays import Array
 from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.landmarks import KernelModel
-from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.errors import DataError
 from fedsolve.estimators.estimator_bases import (
@@ -66,22 +65,16 @@ class AFLClassifier(LinearClassifier, LinearSilo):
                 "Use fit, or pass sample_weight."
             )
         first = not hasattr(self, "model_")
-        declared = self._declared(classes, first)
-        self._learn(*self._read(X, y, sample_weight, first), first, declared)
-        return self
-
-    def _declared(self, classes: Any, first: bool) -> Array:
-        if classes is None:
-            if first:
-                raise DataError("the first call of partial_fit needs classes=[...], all that will ever come.")
-            return self.classes_
-        declared = np.unique(class_labels(classes))
+        if first and classes is None:
+            raise DataError("the first call of partial_fit needs classes=[...], all that will ever come.")
+        declared = self.classes_ if classes is None else np.unique(class_labels(classes))
         if not first and not np.array_equal(declared, self.classes_):
             raise DataError(
                 f"classes {declared.tolist()} differ from those of the batches before, "
                 f"{self.classes_.tolist()}. Leave classes out, or start afresh with fit."
             )
-        return declared
+        self._learn(*self._read(X, y, sample_weight, first), first, declared)
+        return self
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -199,13 +192,10 @@ class SoftmaxClassifier(LinearClassifier):
     fit_intercept: whether there is an intercept.
     scale:         "standard" standardises columns by their sums; None leaves them as they are.
     tolerance:     relative length of the last step. steps: most gradients.
-    class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
-    Attributes: `model_` (a fedsolve `Model`), `classes_`, `coef_`, `intercept_`, `n_features_in_`,
-    `feature_names_in_`.
+    class_weight and attributes as in `AFLClassifier`.
     """
 
-    model_: SoftmaxModel = field(init=False)
     # Its logits are those of probabilities already.
     calibrate: ClassVar[bool] = False  # type: ignore[misc]
 
@@ -218,9 +208,6 @@ class SoftmaxClassifier(LinearClassifier):
     def _method(self, features: Array, labels: Array) -> Method[Any]:
         coefficients = (features.shape[1] + 1) * len(np.unique(labels))
         return Softmax(curvature="exact" if coefficients <= _NEWTON_AT_HOME else "auto", **self._given())
-
-    def _plain(self) -> tuple[Array, Array]:
-        return self.model_.plain()
 
 
 @dataclass(eq=False, repr=False)

@@ -9,8 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from numbers import Integral
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
@@ -40,8 +39,11 @@ REAL = (np.float64, np.float32)
 M = TypeVar("M", bound=Model)
 
 
-class SiloRows(ClientData):
-    """Rows of one silo, counted from any point; which fold a row is in does not depend on that."""
+class MovedRows(ClientData):
+    """Rows counted from another point; which fold a row is in does not depend on that.
+
+    given: the features before they were moved.
+    """
 
     given: Array
 
@@ -58,6 +60,7 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     model_: Model
     _task: Literal["classification", "regression"]
 
+    _accepted: ClassVar[Mapping[str, bool]] = {}
     _too_few = False
     calibrate: bool
 
@@ -73,13 +76,26 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _train(self, features: Array, targets: Array, weights: Array | None) -> None:
         recipe = Recipe(self._method(features, targets), calibrate=self.calibrate, biases=False)
-        self.model_ = self._knowing_columns(recipe.fit(self._silo(features, targets, weights)))
+        rows = ClientData(features, targets, weights=weights)
+        self.model_ = self._knowing_columns(recipe.fit(self._silo(rows)))
 
-    @abstractmethod
     def _read(
         self, X: Any, y: Any, sample_weight: Any, first: bool = True
     ) -> tuple[Array, Array, Array | None]:
         """Features, targets and weights; first: rather than added to rows before."""
+        features, y = validate_data(self, X, y, dtype=REAL, reset=first, **self._accepted)
+        targets = self._targets(y, first)
+        if sample_weight is None:
+            return features, targets, None
+        weights = np.asarray(sample_weight, dtype=np.float64)
+        check_arrays(features, targets, weights)
+        if not np.any(weights):
+            raise DataError(f"all {len(weights)} sample weights are zero; at least one must be positive.")
+        return features, targets, weights
+
+    @abstractmethod
+    def _targets(self, y: Any, first: bool) -> Array:
+        """Labels, or a column for each target."""
 
     def _class_weighted(self, targets: Array, weights: Array | None) -> Array | None:
         return weights
@@ -117,37 +133,29 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _given(self) -> dict[str, Any]:
         """The parameters that a method takes, as the Python values that requests and files hold."""
-        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
+        given = self.get_params(deep=False)
         for name in ("calibrate", "class_weight"):
             given.pop(name, None)
+        given = {name: v.item() if isinstance(v, np.generic) else v for name, v in given.items()}
         if "fit_intercept" in given:
             given["intercept"] = bool(given.pop("fit_intercept"))
         if "random_state" in given:
-            given["seed"] = seed_of(given.pop("random_state"))
+            if not isinstance(state := given.pop("random_state"), int):
+                state = check_random_state(state).randint(np.iinfo(np.int32).max)
+            given["seed"] = int(state)
         return given
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
         """Predictions from scores (rows, outputs)."""
 
-    def _silo(
-        self,
-        features: Array,
-        targets: Array,
-        weights: Array | None,
-        classes: Array | None = None,
-        given: Array | None = None,
-    ) -> LocalFederation:
-        """All rows in the hands of one client; `given`: the features before they were moved."""
-        rows = SiloRows(features, targets, weights=weights)
-        rows.given = features if given is None else given
+    def _silo(self, rows: ClientData, classes: Array | None = None) -> LocalFederation:
+        """All rows in the hands of one client."""
         if classes is None and self._task == "classification":
-            classes = np.unique(targets)
-        return LocalFederation(
-            [Participant("client-0", rows, memory_budget=LOCAL_MEMORY)],
-            classes=None if classes is None else classes.tolist(),
-            task=self._task,
-        )
+            classes = np.unique(rows.labels)
+        client = Participant("client-0", rows, memory_budget=LOCAL_MEMORY)
+        declared = None if classes is None else classes.tolist()
+        return LocalFederation([client], classes=declared, task=self._task)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -214,12 +222,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         by_class = per_class[codes]
         return by_class if weights is None else by_class * weights
 
-    def _read(
-        self, X: Any, y: Any, sample_weight: Any, first: bool = True
-    ) -> tuple[Array, Array, Array | None]:
-        features, y = validate_data(self, X, y, dtype=REAL, reset=first)
-        labels = class_labels(y)
-        return features, labels, row_weights(features, labels, sample_weight)
+    def _targets(self, y: Any, first: bool) -> Array:
+        return class_labels(y)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -227,6 +231,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
     """One target or several per row."""
 
     _task = "regression"
+    _accepted: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
     _flat: bool = field(init=False)
 
     calibrate: bool = True
@@ -250,10 +255,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
     def _decide(self, scores: Array) -> Array:
         return scores[:, 0] if self._flat else scores
 
-    def _read(
-        self, X: Any, y: Any, sample_weight: Any, first: bool = True
-    ) -> tuple[Array, Array, Array | None]:
-        features, y = validate_data(self, X, y, dtype=REAL, multi_output=True, y_numeric=True, reset=first)
+    def _targets(self, y: Any, first: bool) -> Array:
         targets: Array = np.asarray(y, dtype=np.float64)
         flat, targets = targets.ndim == 1, targets.reshape(len(targets), -1)
         if first:
@@ -262,7 +264,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
             raise DataError(
                 f"y has {targets.shape[1]} targets per row, but the batches before had {self.model_.outputs}."
             )
-        return features, targets, row_weights(features, targets, sample_weight)
+        return targets
 
 
 # -- which method learns: AFL or DeepAFL -----------------------------------------------------------
@@ -272,20 +274,18 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
 class LinearClassifier(SiloClassifier):
     """A classifier with one weight for each column and class."""
 
-    def _plain(self) -> tuple[Array, Array]:
-        """Weights (features, classes) and intercepts for rows as they come."""
-        return self.model_.weight, self.model_.intercept  # type: ignore[attr-defined]
+    model_: LinearModel = field(init=False)
 
     @property
     def coef_(self) -> Array:
         """Weights of `decision_function`: (classes, features), or (1, features) for two classes."""
-        rows = self._plain()[0].T
+        rows = self.model_.plain()[0].T
         return rows[1:] - rows[:1] if len(rows) == 2 else rows
 
     @property
     def intercept_(self) -> Array:
         """Intercepts of `decision_function`, one per row of `coef_`."""
-        values = self._plain()[1]
+        values = self.model_.plain()[1]
         return values[1:] - values[:1] if len(values) == 2 else values
 
 
@@ -303,20 +303,18 @@ class LinearSilo(SiloEstimator):
     def _train(self, features: Array, targets: Array, weights: Array | None) -> None:
         silo = self._learn(features, targets, weights, first=True)
         if self.calibrate:
-            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
-            found = calibrations_over(silo, method)
+            # What rows held out say: the stages of a run before it trains on all rows.
+            run = Recipe(AFL(**self.model_.parameters), calibrate=True, biases=False).start(silo.describe())
+            while (asked := run.request(silo.clients)) is not None and run.stage != "training":
+                run.absorb(silo.exchange(asked, run.chain))
+            found: dict[str, Any] = run.calibrations
             self.model_.calibration, self.model_.spread = found.get("shared"), found.get("spread")
 
     def _learn(
-        self,
-        features: Array,
-        targets: Array,
-        weights: Array | None,
-        first: bool,
-        classes: Array | None = None,
+        self, features: Array, labels: Array, weights: Array | None, first: bool, classes: Array | None = None
     ) -> LocalFederation:
         """Add the sums of these rows to those before (none when `first`) and solve anew; gives the silo."""
-        method = AFL(ridge=plain_value(self.ridge), intercept=bool(self.fit_intercept))
+        method = AFL(**self._given())
         if not first and method.intercept != (self._origin is not None):
             raise DataError(
                 f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "
@@ -329,7 +327,9 @@ class LinearSilo(SiloEstimator):
             features = features.astype(np.float64)
             origin = np.average(features, axis=0, weights=weights) if first else self._origin
             features -= origin
-        silo = self._silo(features, targets, weights, classes, given)
+        rows = MovedRows(features, labels, weights=weights)
+        rows.given = given
+        silo = self._silo(rows, classes)
         # A ridge may be chosen after one was given: the sums are for either.
         total, spec = replace(method, ridge="auto").collect(silo), silo.describe()
         if not first:
@@ -387,14 +387,6 @@ class DeepSilo(SiloEstimator):
         return DeepAFL(**parameters)
 
 
-def calibrations_over(silo: LocalFederation, method: Method[Any]) -> dict[str, Any]:
-    """What rows held out say of a method: the stages of a run before it trains on all rows."""
-    run = Recipe(method, calibrate=True, biases=False).start(silo.describe())
-    while (asked := run.request(silo.clients)) is not None and run.stage != "training":
-        run.absorb(silo.exchange(asked, run.chain))
-    return dict(run.calibrations)
-
-
 # -- small checks ----------------------------------------------------------------------------------
 
 
@@ -403,25 +395,3 @@ def class_labels(y: Any) -> Array:
     labels = plain_labels(column_or_1d(y))
     check_classification_targets(labels)
     return labels
-
-
-def row_weights(features: Array, targets: Array, sample_weight: Any) -> Array | None:
-    """Sample weights as they enter the sums, or None."""
-    if sample_weight is None:
-        return None
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    check_arrays(features, targets, weights)
-    if not np.any(weights):
-        raise DataError(f"all {len(weights)} sample weights are zero; at least one must be positive.")
-    return weights
-
-
-def plain_value(value: Any) -> Any:
-    """A numpy scalar, such as a grid search gives, as the Python one that requests and files hold."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def seed_of(random_state: Any) -> int:
-    if isinstance(random_state, Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

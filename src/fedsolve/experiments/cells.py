@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.closedform.predictors import StagedModel
-from fedsolve.closedform.separability import ClassSums, class_sums, separability
+from fedsolve.closedform.separability import class_sums, separability
 from fedsolve.data import partitions
 from fedsolve.data.partitions import named_rng
 from fedsolve.errors import DataError
@@ -242,7 +242,7 @@ def _federated(method: Method[Any], trial: Trial) -> Outcome:
         outcome.enter_scores(part, hits, trial.cell.method.depths if isinstance(model, StagedModel) else None)
         if sums:
             outcome.values["separability"] = outcome.values["separability"] or {}
-            outcome.values["separability"][part] = [vars(separability(layer)) for layer in sums]
+            outcome.values["separability"][part] = [separability(layer) for layer in sums]
     enter_rounds(outcome.values, model.history, measure.score)
     return outcome
 
@@ -258,12 +258,12 @@ def _federation(trial: Trial) -> AbstractContextManager[Federation]:
     return nullcontext(LocalFederation.from_arrays(*dealt, workers=workers, device=device))
 
 
-def _score(model: Model, features: Array, truth: Array, separable: bool) -> tuple[Array, list[ClassSums]]:
+def _score(model: Model, features: Array, truth: Array, separable: bool) -> tuple[Array, list[Array]]:
     """Which rows are right, (layers, rows), and the class sums of every layer's features, in one pass."""
     if model.classes is None:
         raise DataError("experiments classify; the model has no classes.")
     hits: list[Array] = []
-    sums: list[ClassSums] = []
+    sums: list[Array] = []
     for start in range(0, len(features), _SPAN):
         labels, part = np.asarray(truth[start : start + _SPAN]), np.asarray(features[start : start + _SPAN])
         if not isinstance(model, StagedModel):

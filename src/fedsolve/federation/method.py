@@ -332,7 +332,7 @@ class Method(ABC, Generic[M]):
         """The longest side of a square matrix that a client may make; an engine plans its memory by it."""
         return spec.features
 
-    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+    def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         """Numbers that each client is likely to send, beside AFL's sums, and to be sent; zero: not known."""
         return 0, 0
 

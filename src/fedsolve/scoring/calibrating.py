@@ -409,7 +409,7 @@ def room(whole: StagedRun[Any]) -> float:
 def _try(whole: StagedRun[Any]) -> Run[Any] | None:
     if whole.folded:
         return None
-    numbers = 2 * (sums_of_rows(whole.spec) + whole.method.sizes(whole.spec, whole.rows)[0])
+    numbers = 2 * (sums_of_rows(whole.spec) + whole.method.traffic(whole.spec, whole.rows)[0])
     crowded = whole.recipe.told is not None and whole.rows < 3 * whole.spec.features
     if whole.rows and (crowded or numbers > room(whole)):
         warnings.warn(

@@ -191,9 +191,9 @@ class Bill:
         """
         if rungs_of(layers) and layers > RUNGS[1][0]:
             trial = with_layers(trial, RUNGS[1][0])
-        (up, down), run = trial.sizes(self.spec, self.rows), method.start(self.spec)
+        (up, down), run = trial.traffic(self.spec, self.rows), method.start(self.spec)
         exchanges, sent, received = self.last
-        more = method.sizes(self.spec, self.rows)
+        more = method.traffic(self.spec, self.rows)
         return dataclasses.replace(
             self,
             up=self.up + self.folds * up,
@@ -227,7 +227,7 @@ def sums_of_rows(spec: Spec) -> int:
 
 def cost_of(method: Method[Any], spec: Spec, rows: int) -> tuple[int, int]:
     """Exchanges and numbers told that a training is likely to take."""
-    return method.start(spec).expected, sums_of_rows(spec) + method.sizes(spec, rows)[0]
+    return method.start(spec).expected, sums_of_rows(spec) + method.traffic(spec, rows)[0]
 
 
 def default_budget(rows: int, features: int) -> float:
