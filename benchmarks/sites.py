@@ -46,7 +46,7 @@ from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.node import Connection, SiteNode
 from fedsolve.network.parcels import Note
-from fedsolve.network.security import load_client_key, registered
+from fedsolve.network.security import load_client_key
 from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.policy import SitePolicy
@@ -241,7 +241,7 @@ def be_sites(
 ) -> None:
     """Be these sites, in one process, until it is ended."""
     require_network()
-    roster = {site.name: site.pem for site in registered(keys).values()}
+    roster = {site.name: site.pem for site in keys.registered.sites().values()}
     verify = None if plain else verifier({name: load_pem_public_key(pem) for name, pem in roster.items()})
     if remember and verify is not None:
         verify = cache(verify)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ class Agreement:
 
     Most as for `NetworkFederation`. only: in a secure run, the names of those it began with; nobody else is
     taken in. columns: what the sites' tables have in common (`columns_note`), once that is settled.
+    described: by name, what the members say they have.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Agreement:
         sites = None if begun is None else begun["sites"]
         self.only: frozenset[str] | None = None if sites is None else frozenset(sites)
         self._declared = self.spec.classes if classes is None and self.spec is not None else classes
-        self._described: dict[str, Note] = {}
+        self.described: dict[str, Note] = {}
 
     def note(self, ask: str) -> Note:
         """What the note of every message of this run says, whatever it asks."""
@@ -86,50 +87,38 @@ class Agreement:
     def schema_note(self) -> Any:
         return None if self.schema is None else self.schema.to_note()
 
-    def take(self, name: str, note: Note) -> None:
-        self._described[name] = note
-
-    def forget(self, name: str) -> None:
-        self._described.pop(name, None)
-
     def proposed(self, names: Sequence[str]) -> Schema | None:
         """The schema that these sites' proposals give, which is from now on that of the run; None where
         there is one already, or none of them proposes one."""
-        notes = {name: note for name in names if (note := self._described[name].get("proposal"))}
+        notes = {name: note for name in names if (note := self.described[name].get("proposal"))}
         if self.schema is not None or not notes:
             return None
         made = merged({name: Schema.from_note(note) for name, note in notes.items()})
         if made.task is not None and self._task_open:
             self.task = made.task
         if self.task == "classification" and self._declared is None:
-            lists = [labels_from_note(self._described[name]["classes"]) for name in names]
+            lists = [labels_from_note(self.described[name]["classes"]) for name in names]
             self._declared = class_list(None, [labels for labels in lists if labels is not None])
         known = () if self._declared is None else tuple(self._declared.tolist())
         self.schema = replace(made, classes=known, task=None if known else made.task)
-        self._described.clear()
+        self.described.clear()
         return self.schema
 
     def settle(self, names: Sequence[str]) -> Spec:
         """The spec: made from these sites' descriptions the first time, the same ever after."""
         if self.spec is None:
-            self.spec = self._made_of([self._described[name] for name in names])
-        if self.columns is None:
-            self.columns = self._common_columns(names)
+            self.spec = self._made_of([self.described[name] for name in names])
+        notes = [self.described[name].get("columns") for name in names if name in self.described]
+        if self.columns is None and (named := [note for note in notes if note is not None]):
+            # They agree, but for the label column, which is known where that one agrees too.
+            labels = {note["label"] for note in named}
+            self.columns = {**named[0], "label": labels.pop() if len(labels) == 1 else None}
         return self.spec
-
-    def _common_columns(self, names: Sequence[str]) -> Note | None:
-        """The columns of these sites, which agree; with a label column where that one agrees too."""
-        notes = [self._described[name].get("columns") for name in names if name in self._described]
-        named = [note for note in notes if note is not None]
-        if not named:
-            return None
-        labels = {note["label"] for note in named}
-        return {**named[0], "label": labels.pop() if len(labels) == 1 else None}
 
     def unnamed(self) -> list[str]:
         """Sites without names of columns where others have them: nobody can compare theirs."""
-        lacking = [name for name, note in self._described.items() if note.get("columns") is None]
-        return [] if len(lacking) == len(self._described) else sorted(lacking)
+        lacking = [name for name, note in self.described.items() if note.get("columns") is None]
+        return [] if len(lacking) == len(self.described) else sorted(lacking)
 
     def _made_of(self, notes: Sequence[Note]) -> Spec:
         features = int(notes[0]["features"])
@@ -158,9 +147,11 @@ class Agreement:
             return proposing or None
         if note.get("schema") != (None if self.schema is None else self.schema.digest):
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
-        others = {other: entry for other, entry in self._described.items() if other != name}
-        why = self._columns_apart(name, note, others)
-        if why is not None:
+        others = {other: entry for other, entry in self.described.items() if other != name}
+        named = [(f"'{other}'", told["columns"]) for other, told in others.items() if told.get("columns")]
+        known = named if self.columns is None else [("the run's other sites", self.columns)]
+        mine = note.get("columns")
+        if known and mine is not None and (why := columns_apart(name, mine, *known[0])):
             return why
         widths = {int(other["features"]) for other in others.values()}
         if self.spec is not None:
@@ -191,7 +182,7 @@ class Agreement:
 
     def _proposing(self, name: str, note: Note) -> str | None:
         """Where sites propose a schema: why this one does not fit, or nothing; None where none proposes."""
-        wanted = {bool(told.get("proposal")) for other, told in self._described.items() if other != name}
+        wanted = {bool(told.get("proposal")) for other, told in self.described.items() if other != name}
         if not note.get("proposal") and True not in wanted:
             return None
         if wanted - {bool(note.get("proposal"))}:
@@ -205,16 +196,6 @@ class Agreement:
         except Exception as problem:  # it may have sent anything
             return f"the schema that '{name}' proposes cannot be used ({plain(problem)})."
         return ""
-
-    def _columns_apart(self, name: str, note: Note, others: Mapping[str, Note]) -> str | None:
-        if note.get("columns") is None:
-            return None
-        if self.columns is not None:
-            return columns_apart(name, note["columns"], "the run's other sites", self.columns)
-        for other, told in others.items():
-            if told.get("columns") is not None:
-                return columns_apart(name, note["columns"], f"'{other}'", told["columns"])
-        return None
 
 
 def begun_spec(note: Note) -> Spec:

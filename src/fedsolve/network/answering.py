@@ -128,32 +128,23 @@ class Answerer:
 
     def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         """The answer to a message; never an exception, so that the other side learns what is wrong."""
-        started = time.perf_counter()
         # Echoed in the reply, so they must be of types that can be sent.
         asked = {name: note.get(name) for name in ("run", "exchange") if type(note.get(name)) in (str, int)}
+        ways = {
+            "describe": self._describe,
+            "answer": self._answer,
+            "letter": self._letter,
+            "tell": self._hear,
+        }
         try:
             if "damaged" in note:
                 raise TermError(f"'{self.name}' could not read the request: {note['damaged']}")
             check_peer(note)
-            ask = note.get("ask")
-            if ask == "describe":
-                reply, answer = self._describe(note), b""
-                sent = "" if self._columns is None else "; sent are the names of its columns"
-                if self._columns is not None and self._columns.get("extractor"):
-                    sent = "; sent is which backbone made its features"
-                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
-            elif ask == "answer":
-                with allowing(networks=self.networks, methods=self.methods):
-                    reply, answer = self._answer(note, payload, started)
-            elif ask == "letter":
-                with allowing(networks=self.networks, methods=self.methods):
-                    reply, answer = self._letter(note, payload)
-            elif ask == "tell":
-                over, barred = (bool(note.get(word)) for word in ("over", "barred"))
-                self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
-                reply, answer = {}, b""
-            else:
+            ask = str(note.get("ask"))
+            if ask not in ways:
                 raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")
+            with allowing(networks=self.networks, methods=self.methods):
+                reply, answer = ways[ask](note, payload)
         except Exception as problem:  # whatever it is, the server must hear of it
             if not isinstance(problem, FedsolveError):
                 traceback.print_exc()
@@ -184,9 +175,14 @@ class Answerer:
         except Exception:
             traceback.print_exc()
 
+    def _hear(self, note: Note, _: Array) -> tuple[Note, bytes]:
+        over, barred = (bool(note.get(word)) for word in ("over", "barred"))
+        self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
+        return {}, b""
+
     # -- what this site has ----------------------------------------------------------------------
 
-    def _describe(self, note: Note) -> Note:
+    def _describe(self, note: Note, _: Array) -> tuple[Note, bytes]:
         self._check_secure(bool(note.get("secure")))
         self._check_schema(note.get("schema"))
         self._check_lists(note)
@@ -212,7 +208,11 @@ class Answerer:
                     "--task regression, or with --classes."
                 )
             description["classes"] = labels_note(own)
-        return description
+        sent = "" if self._columns is None else "; sent are the names of its columns"
+        if self._columns is not None and self._columns.get("extractor"):
+            sent = "; sent is which backbone made its features"
+        self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
+        return description, b""
 
     def _check_secure(self, asked: bool) -> None:
         """Refuse a server that wants this site's sums in the open when they are secure, or the reverse."""
@@ -245,13 +245,12 @@ class Answerer:
         """Refuse a server that says otherwise than this site what a row is."""
         own = self.data.schema
         same = "Give all sites and the server the same file (--schema schema.toml), or none."
-        if asked is None and own is not None:
-            told = f"'{self.name}' reads its rows by a schema, and the server has none. {same}"
-            raise Declined(told, barred=True)
-        if asked is not None and own is None:
-            told = f"the server has a schema, and '{self.name}' reads its rows without one. {same}"
-            raise Declined(told, barred=True)
-        if asked is not None and own is not None and (apart := own.differences(Schema.from_note(asked))):
+        if (asked is None) != (own is None):
+            told = f"the server has a schema, and '{self.name}' reads its rows without one."
+            if asked is None:
+                told = f"'{self.name}' reads its rows by a schema, and the server has none."
+            raise Declined(f"{told} {same}", barred=True)
+        if own is not None and (apart := own.differences(Schema.from_note(asked))):
             told = f"the schema of '{self.name}' is not the server's"
             hidden = f"{told}; its own output says in what they differ. {same}"
             raise Declined(f"{told}: {'; '.join(apart)}. {same}", hidden, barred=True)
@@ -265,8 +264,8 @@ class Answerer:
 
     # -- answering -------------------------------------------------------------------------------
 
-    def _answer(self, note: Note, payload: Array, started: float) -> tuple[Note, bytes]:
-        request = decode_request(payload.tobytes())
+    def _answer(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        started, request = time.perf_counter(), decode_request(payload.tobytes())
         if request.exchange != note.get("exchange"):
             raise TermError(
                 f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."

@@ -13,7 +13,7 @@ from typing import cast
 from fedsolve import container
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.network.ciphers import ec, exceptions, hashes, oid, serialization, x509
-from fedsolve.network.keyfolder import Keys, private_folder, write_private
+from fedsolve.network.keyfolder import Keys, private_folder, write_new_private
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
@@ -109,7 +109,7 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
     usage = "key_cert_sign", "crl_sign"
     certificate = _signed(name, name, key.public_key(), key, usage, authority=True, days=AUTHORITY_DAYS)
     private_folder(keys.folder)
-    write_private(keys.authority_key, _private_pem(key))
+    write_new_private(keys.authority_key, _private_pem(key))
     container.write_atomically(keys.authority, _pem(certificate))
     _issue(keys, names, days)
 
@@ -135,7 +135,7 @@ def _issue(keys: Keys, names: x509.SubjectAlternativeName, days: int) -> None:
     certificate = _signed(
         subject, authority.subject, key.public_key(), signer, more=more, days=days, until=until
     )
-    write_private(keys.server_key, _private_pem(key), replace=True)
+    container.write_atomically(keys.server_key, _private_pem(key), private=True)
     container.write_atomically(keys.server_certificate, _pem(certificate))
 
 

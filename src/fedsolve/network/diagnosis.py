@@ -46,14 +46,6 @@ class Finding:
     code: int = 0
 
 
-def _ok(check: str, seen: str) -> Finding:
-    return Finding(check, "ok", seen)
-
-
-def _failed(check: str, seen: str, remedy: str, code: int) -> Finding:
-    return Finding(check, "failed", seen, remedy, code)
-
-
 def attempt(check: str, look: Callable[[], str | Finding]) -> Finding:
     """What `look` returns, or the error it raises, as a finding."""
     try:
@@ -61,10 +53,10 @@ def attempt(check: str, look: Callable[[], str | Finding]) -> Finding:
         return found if isinstance(found, Finding) else Finding(check, "ok", found)
     except FedsolveError as problem:
         code = next((code for kind, code in _CODES.items() if isinstance(problem, kind)), 2)
-        return _failed(check, str(problem), "", code)
+        return Finding(check, "failed", str(problem), code=code)
     except OSError as problem:
         where = f"{problem.filename}: " if problem.filename else ""
-        return _failed(check, f"{where}{problem.strerror or problem}", "", 4)
+        return Finding(check, "failed", f"{where}{problem.strerror or problem}", "", 4)
 
 
 def verify(findings: Iterable[Finding]) -> None:
@@ -79,9 +71,9 @@ def installed() -> Iterator[Finding]:
     """Versions here: fedsolve, and what a federation over a network needs besides."""
     for name, found in versions().items():
         if found is None:
-            yield _failed(name, "not installed", "pip install 'fedsolve[network]'", 2)
+            yield Finding(name, "failed", "not installed", "pip install 'fedsolve[network]'", 2)
         else:
-            yield _ok(name, found)
+            yield Finding(name, "ok", found)
 
 
 def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
@@ -92,9 +84,9 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
         return
 
     def private() -> str:
-        for path in (keys.server_key, keys.authority_key):
-            if path == keys.server_key or path.exists():
-                verify_private(path)
+        verify_private(keys.server_key)
+        if keys.authority_key.exists():
+            verify_private(keys.authority_key)
         return "private keys are readable by their owner only"
 
     def named() -> str | Finding:
@@ -102,11 +94,9 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
         lacking = [host for host in hosts if host not in known]
         seen = f"certificate for {', '.join(known)}"
         if lacking:
-            others = [host for host in (*lacking, *known) if host not in certificates.ALWAYS]
-            words = " ".join(f"--host {host}" for host in others)
-            return _failed(
-                "hosts", f"{seen}; not for {', '.join(lacking)}", f"fedsolve keys renew {words}", 4
-            )
+            others = [f"--host {host}" for host in (*lacking, *known) if host not in certificates.ALWAYS]
+            remedy = f"fedsolve keys renew {' '.join(others)}"
+            return Finding("hosts", "failed", f"{seen}; not for {', '.join(lacking)}", remedy, 4)
         if not hosts and set(known) <= set(certificates.ALWAYS):
             remedy = "fedsolve keys renew --host NAME, with the name that sites use"
             return Finding("hosts", "warning", f"{seen}: no other machine can connect", remedy)
@@ -188,17 +178,19 @@ def port(listen: str, keys: Keys | None) -> Finding:
         host, number = address(listen)
         Doorway.at(host, number).close()
     except (FedsolveError, socket.gaierror) as problem:
-        return _failed("port", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2)
+        return Finding(
+            "port", "failed", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2
+        )
     except PermissionError:
-        return _failed("port", f"{listen}: not allowed", "Use a port above 1023.", 3)
+        return Finding("port", "failed", f"{listen}: not allowed", "Use a port above 1023.", 3)
     except OSError as problem:
         inside = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         with suppress(OSError, ValueError):
             if keys is not None and gate_client.shown(inside, number, keys.authority) is not None:
-                return _ok("port", f"{listen}: a fedsolve server is listening")
+                return Finding("port", "ok", f"{listen}: a fedsolve server is listening")
         remedy = "Choose another port with --listen, or stop the program that has it (ss -ltnp)."
-        return _failed("port", f"{listen}: {problem.strerror}", remedy, 3)
-    return _ok("port", f"{listen} is free")
+        return Finding("port", "failed", f"{listen}: {problem.strerror}", remedy, 3)
+    return Finding("port", "ok", f"{listen} is free")
 
 
 def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
@@ -206,7 +198,7 @@ def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Fin
     try:
         host, number = address(server)
     except FedsolveError as problem:
-        yield _failed("server address", str(problem), "", 2)
+        yield Finding("server address", "failed", str(problem), "", 2)
         return
     yield _proxy(host)
     trusted, key = None if keys is None else keys.authority, None
@@ -215,25 +207,27 @@ def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Fin
             key = security.load_client_key(keys, name)
         shown = gate_client.shown(host, number, trusted, key)
     except socket.gaierror as problem:
-        yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
+        yield Finding(
+            "server name", "failed", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3
+        )
         return
     except ssl.SSLCertVerificationError as problem:
         reason = problem.verify_message or str(problem)
-        yield _failed("server TLS", reason, gate_client.remedy(reason, server, trusted, key), 3)
+        yield Finding("server TLS", "failed", reason, gate_client.remedy(reason, server, trusted, key), 3)
         return
     except ssl.SSLError as problem:
-        yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
+        yield Finding("server TLS", "failed", str(problem), _WRONG_PORT, 3)
         return
     except (OSError, ValueError, FedsolveError) as problem:
         remedy = "Is the server started? Does a firewall let this machine reach that port?"
-        yield _failed("server port", f"{server}: {problem}", remedy, 3)
+        yield Finding("server port", "failed", f"{server}: {problem}", remedy, 3)
         return
-    yield _ok("server port", f"{server} answers")
+    yield Finding("server port", "ok", f"{server} answers")
     if shown is None:
         plain = "plain HTTP: anybody on the way reads and changes everything"
         yield Finding("server TLS", "warning", plain)
     else:
-        yield _ok("server TLS", "the server proved its identity by our authority")
+        yield Finding("server TLS", "ok", "the server proved its identity by our authority")
         if text := shown.announced:
             seen = text.removesuffix(f" {shown.remedy}")
             yield Finding("server certificate", "warning", seen, shown.remedy)
@@ -251,35 +245,38 @@ def _known(server: str, trusted: Path | None, key: Any, name: str | None) -> Ite
         there, site = about["versions"], about["site"]
     except gate_client.Refused as refusal:
         if refusal.reason == OTHER_WIRE:
-            yield _failed("wire", str(refusal), "Install the same fedsolve at both ends.", 3)
+            yield Finding("wire", "failed", str(refusal), "Install the same fedsolve at both ends.", 3)
         else:
-            yield _failed("registration", str(refusal), register, 3)
+            yield Finding("registration", "failed", str(refusal), register, 3)
         return
     except httpx.HTTPError as problem:
         why = f"{type(problem).__name__}: {problem}"
         unknown = f"the server does not know the certificate of '{name}' ({why})"
         check, seen, remedy = ("registration", unknown, register) if trusted else ("server", why, _WRONG_PORT)
-        yield _failed(check, seen, remedy, 3)
+        yield Finding(check, "failed", seen, remedy, 3)
         return
     except (ValueError, KeyError, TypeError) as problem:
-        yield _failed("server", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3)
+        yield Finding(
+            "server", "failed", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3
+        )
         return
-    yield _ok("wire", f"{about['wire']} at both ends")
-    yield _clock(clock)
+    yield Finding("wire", "ok", f"{about['wire']} at both ends")
+    seen = f"{abs(clock):.1f} s {'behind' if clock > 0 else 'ahead of'} the server's"
+    if apart := gate_client.clocks_apart(clock):
+        seen = f"{seen}; certificates and logs need the right time"
+    yield Finding("clock", "warning" if apart else "ok", seen, apart or "")
     if site == name:
-        yield _ok("registration", f"the server knows this site as {name}")
+        yield Finding("registration", "ok", f"the server knows this site as {name}")
     elif trusted is not None:
         remedy = f"Use --name {site} here, or register the key under the right name."
         yield Finding("registration", "warning", f"the server knows this key as {site}", remedy)
-    here = versions()
     for package in ("fedsolve", "numpy"):
-        check = f"same {package}"
-        if there.get(package) == here[package]:
-            yield _ok(check, f"{here[package]} at both ends")
-        else:
-            remedy = f"Install the same at both ends: pip install {package}=={there.get(package)}"
-            seen = f"{here[package]} here, {there.get(package)} at the server"
-            yield Finding(check, "warning", seen, remedy)
+        here, other = versions()[package], there.get(package)
+        if here == other:
+            yield Finding(f"same {package}", "ok", f"{here} at both ends")
+            continue
+        remedy = f"Install the same at both ends: pip install {package}=={other}"
+        yield Finding(f"same {package}", "warning", f"{here} here, {other} at the server", remedy)
 
 
 def _proxy(host: str) -> Finding:
@@ -287,19 +284,11 @@ def _proxy(host: str) -> Finding:
     known = urllib.request.getproxies()
     proxy = known.get("https") or known.get("all")
     if proxy is None or urllib.request.proxy_bypass(host):
-        return _ok("proxy", "none on the way to the server")
+        return Finding("proxy", "ok", "none on the way to the server")
     where = urllib.parse.urlsplit(proxy).hostname or proxy
     remedy = f"export NO_PROXY={host}, unless that proxy passes TLS through unopened."
     name = "HTTPS_PROXY" if "https" in known else "ALL_PROXY"
     return Finding("proxy", "warning", f"{name} sends calls to {where} first", remedy)
-
-
-def _clock(offset: float) -> Finding:
-    """offset: server's clock minus ours, in seconds, to about the time of one call."""
-    seen = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the server's"
-    if (text := gate_client.clocks_apart(offset)) is not None:
-        return Finding("clock", "warning", f"{seen}; certificates and logs need the right time", text)
-    return _ok("clock", seen)
 
 
 def disk(folder: Path) -> Finding:
@@ -311,5 +300,5 @@ def disk(folder: Path) -> Finding:
     seen = f"{free / 1e9:.1f} GB free in {folder}"
     remedy = "Free some space or choose another folder: rows x features x 4 bytes are needed for features."
     if free < SCARCE:
-        return _failed("disk", seen, remedy, 4)
-    return Finding("disk", "warning", seen, remedy) if free < LOW else _ok("disk", seen)
+        return Finding("disk", "failed", seen, remedy, 4)
+    return Finding("disk", "warning", seen, remedy) if free < LOW else Finding("disk", "ok", seen)

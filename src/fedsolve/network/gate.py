@@ -71,7 +71,7 @@ _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
 
-SiteCall = Callable[["Gate", Request, Caller], Awaitable[Response]]
+SiteCall = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Register:
@@ -120,17 +120,18 @@ class Gate:
 
     def app(self) -> Starlette:
         posts: dict[str, SiteCall] = {
-            calls.HELLO: Gate._hello,
-            calls.PULL: Gate._pull,
-            calls.LEAVE: Gate._leave,
-            f"{calls.ANSWER}{{message:str}}": Gate._answer,
+            calls.HELLO: self._hello,
+            calls.PULL: self._pull,
+            calls.LEAVE: self._leave,
+            f"{calls.ANSWER}{{message:str}}": self._answer,
         }
-        routes = [Route(calls.ABOUT, self._for_sites(Gate._about), methods=["GET"])]
+        routes = [Route(calls.ABOUT, self._for_sites(self._about), methods=["GET"])]
         routes += [Route(path, self._for_sites(call), methods=["POST"]) for path, call in posts.items()]
+        unknown = Refusal(404, "this call is not for the network.")
         app = Starlette(
             routes=routes,
             exception_handlers={
-                HTTPException: self._unknown,
+                HTTPException: lambda request, _: self._refuse(request, unknown),
                 Refusal: self._refuse,
                 ClientDisconnect: lambda request, gone: Response(status_code=400),
             },
@@ -140,7 +141,7 @@ class Gate:
 
     def _for_sites(self, call: SiteCall) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return await call(self, request, self._caller(request))
+            return await call(request, self._caller(request))
 
         return answer
 
@@ -268,7 +269,7 @@ class Gate:
             path.unlink(missing_ok=True)
             text = f"an answer cannot be written: {path.parent}: {problem.strerror or problem}. Make room."
             if self._once(text):
-                self.mailbox.trouble(text)
+                self.mailbox.tell({"is": "trouble", "text": text})
             raise Refusal(507, "the server's disk takes no more; its operator must act.", "disk") from problem
         except BaseException:
             path.unlink(missing_ok=True)
@@ -277,13 +278,10 @@ class Gate:
         return JSONResponse({})
 
     async def _leave(self, _: Request, caller: Caller) -> Response:
-        self.mailbox.leave(self.mailbox.hole(caller))
+        self.mailbox.place(self.mailbox.hole(caller), here=False)
         return JSONResponse({})
 
     # -- what happened ---------------------------------------------------------------------------
-
-    def _unknown(self, request: Request, problem: Exception) -> Response:
-        return self._refuse(request, Refusal(404, "this call is not for the network."))
 
     def _refuse(self, request: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
@@ -336,17 +334,9 @@ def until_gone(app: Any) -> Any:
     """
 
     async def answering(scope: Any, receive: Any, send: Any) -> None:
-        gone = False
-
         async def sending(message: Any) -> None:
-            nonlocal gone
-            if gone:
-                return
-            try:
+            with suppress(AttributeError):
                 await send(message)
-            except AttributeError as problem:
-                gone = True
-                _log.debug("an answer was dropped: its reader is gone (%s)", problem)
 
         await app(scope, receive, sending)
 
@@ -386,10 +376,7 @@ async def store(request: Request, path: Path, came: Callable[[int], None]) -> st
             held.clear()
             flags = 0
             came(done)
-    if done:
-        await asyncio.to_thread(write, bytes(held), flags)
-    else:  # written in less time than a thread takes to begin
-        write(bytes(held), flags)
+    write(bytes(held), flags)  # the rest, in less time than a thread takes to begin
     return found.hexdigest()
 
 
@@ -419,7 +406,7 @@ class GateServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         self._door.listen()
-        self._mailbox.open()  # before anybody is let in, and told of
+        self._mailbox.tell({"is": "open"})  # before anybody is let in, and told of
         await super().startup(sockets)
         threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
         watches = self._mailbox.keep_watch(), self._door.keep_time(), self._keep_parent(), self._report()

@@ -9,7 +9,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,7 @@ import numpy as np
 from fedsolve import version
 from fedsolve.arrays import Array
 from fedsolve.errors import TermError
-from fedsolve.network import certificates
-from fedsolve.network.calls import (
-    ABOUT,
-    ANSWER,
-    BODY,
-    DROPPED,
-    HELLO,
-    LEAVE,
-    MESSAGE,
-    PROCESS,
-    PULL,
-    SITE,
-    WIRE,
-)
+from fedsolve.network import calls, certificates
 from fedsolve.network.certificates import ASK_FOR_AUTHORITY, RENEW, Validity, load_certificate, now
 from fedsolve.network.parcels import Note, Parcel, open_parcel
 
@@ -73,7 +60,7 @@ class GateClient:
         self._http = httpx.Client(
             base_url=f"{'http' if authority is None else 'https'}://{address}",
             verify=True if context is None else context,
-            headers={WIRE: str(version.WIRE), PROCESS: process, SITE: site},
+            headers={calls.WIRE: str(version.WIRE), calls.PROCESS: process, calls.SITE: site},
             timeout=httpx.Timeout(_SLOW, connect=20.0),
             limits=httpx.Limits(keepalive_expiry=_IDLE),
             follow_redirects=False,
@@ -93,12 +80,12 @@ class GateClient:
 
     def hello(self) -> None:
         """Come in: from now on the server sees this site."""
-        told = self._about("POST", HELLO)
+        told = self._about("POST", calls.HELLO)
         self._wait, self._came = min(float(told["wait"]), _LONGEST_WAIT), True
 
     def about(self) -> dict[str, Any]:
         """What the server says of itself, without coming in."""
-        return self._about("GET", ABOUT)
+        return self._about("GET", calls.ABOUT)
 
     def _about(self, method: str, path: str) -> dict[str, Any]:
         before = time.time()
@@ -117,21 +104,21 @@ class GateClient:
 
         body = json.dumps({"have": list(have)}).encode()
         patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
-        with self._http.stream("POST", PULL, content=body, timeout=patience) as response:
+        with self._http.stream("POST", calls.PULL, content=body, timeout=patience) as response:
             if response.status_code not in (200, 204):
                 response.read()
                 _refused(response)
-            self.dropped = set(filter(None, response.headers.get(DROPPED, "").split(",")))
+            self.dropped = set(filter(None, response.headers.get(calls.DROPPED, "").split(",")))
             if response.status_code == 204:
                 return None
-            message = str(response.headers[MESSAGE])
+            message = str(response.headers[calls.MESSAGE])
             size = int(response.headers["content-length"])
             try:
                 if size > largest:
                     raise TermError(
                         f"a message of {size:,} bytes was announced; at most {largest:,} are taken."
                     )
-                note, payload = open_parcel(_filled(response, size), str(response.headers[BODY]))
+                note, payload = open_parcel(_filled(response, size), str(response.headers[calls.BODY]))
             except TermError as problem:
                 note, payload = {"damaged": str(problem)}, np.empty(0, dtype=np.uint8)
         return message, note, payload
@@ -139,21 +126,18 @@ class GateClient:
     def answer(self, message: str, parcel: Parcel) -> None:
         pieces = (bytes(piece) for piece in parcel.pieces())
         size = {"content-length": str(len(parcel))}
-        _refused(self._http.post(f"{ANSWER}{message}", content=pieces, headers=size))
+        _refused(self._http.post(f"{calls.ANSWER}{message}", content=pieces, headers=size))
 
     def leave(self) -> None:
         if self._came:
-            _refused(self._http.post(LEAVE, timeout=5.0))
+            _refused(self._http.post(calls.LEAVE, timeout=5.0))
 
 
 def look(address: str, authority: Path | None, key: Any) -> tuple[dict[str, Any], float]:
     """What whoever is at this address says of itself, and how far its clock is ahead."""
     mark = "0" * 32
-    client = GateClient(address, authority, key, mark, mark, looking=True)
-    try:
+    with closing(GateClient(address, authority, key, mark, mark, looking=True)) as client:
         return client.about(), client.clock
-    finally:
-        client.close()
 
 
 def site_context(authority: Path, key: Any) -> ssl.SSLContext:
@@ -170,8 +154,7 @@ def site_context(authority: Path, key: Any) -> ssl.SSLContext:
 
 def _filled(response: Any, size: int) -> Array:
     """The body, put together in one buffer."""
-    body = np.empty(size, dtype=np.uint8)
-    start = 0
+    body, start = np.empty(size, dtype=np.uint8), 0
     for piece in response.iter_raw():
         body[start : start + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
         start += len(piece)
@@ -219,11 +202,10 @@ def clocks_apart(offset: float) -> str | None:
     """What people should hear of a server's clock that is so many seconds ahead of this one's."""
     if abs(offset) < _CLOCKS_APART:
         return None
-    there = now() + datetime.timedelta(seconds=offset)
-    return (
-        f"this machine's clock says {now():%Y-%m-%d %H:%M:%S}, the server's {there:%Y-%m-%d %H:%M:%S} UTC. "
-        f"{SET_CLOCK}"
-    )
+    here = now()
+    there = here + datetime.timedelta(seconds=offset)
+    clocks = f"this machine's clock says {here:%Y-%m-%d %H:%M:%S}, the server's {there:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{clocks}. {SET_CLOCK}"
 
 
 def remedy(reason: str, address: str, authority: Path | None, key: Any = None) -> str:

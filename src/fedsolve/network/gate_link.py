@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsolve.errors import CohortError, TermError
 from fedsolve.network.link import Link, Node, Reply
-from fedsolve.network.parcels import Note, Parcel, read_parcel
+from fedsolve.network.parcels import Note, Parcel, open_parcel
 
 _WHOLE = (1, 1)
 _SLACK = 2 << 20
@@ -136,7 +138,7 @@ class GateLink(Link):
     def _take(self, file: str, digest: str) -> Reply:
         path = self._mail / file
         try:
-            return Reply(*read_parcel(str(path), digest))
+            return Reply(*open_parcel(np.fromfile(path, dtype=np.uint8), digest))
         except TermError as problem:
             return Reply({}, failure=str(problem), damaged=True)
         except OSError as problem:

@@ -19,6 +19,7 @@ import base64
 import hashlib
 import os
 import re
+import secrets
 import stat
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -181,20 +182,13 @@ def private_folder(folder: Path) -> None:
         raise ModelFileError(f"cannot make {folder}: {problem.strerror or problem}.") from problem
 
 
-def write_private(path: Path, data: bytes, replace: bool = False) -> None:
-    """Write a file that nobody but its owner can ever read, and that is never there in part."""
-    partial = path.with_name(f".{path.name}.new")
+def write_new_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read; one that another process has made meanwhile stays."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    container.write_atomically(partial, data, private=True)
     try:
-        partial.unlink(missing_ok=True)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if replace:
-            partial.replace(path)
-        else:
-            os.link(partial, path)
-            partial.unlink()
+        os.link(partial, path)
     except OSError as problem:
-        partial.unlink(missing_ok=True)
         raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem
+    finally:
+        partial.unlink()

@@ -13,7 +13,7 @@ and hears
     {"is": "coming", "message": ID, "done": BYTES, "size": BYTES}
     {"is": "answer", "message": ID, "file": NAME, "digest": SHA256}
     {"is": "failed", "message": ID, "why": TEXT}
-    {"is": "trouble", "text": TEXT}
+    {"is": "trouble", "text": TEXT}, which people at the server must see to
 
 SITE is a number. A message waits until it is answered or dropped, or its site starts anew: a new process
 knows nothing of what an earlier one was asked, and the server asks it again.
@@ -98,15 +98,11 @@ class Mailbox:
     """Messages and answers in files of `folder`; `tell` tells the server what happens. For one event loop."""
 
     def __init__(self, folder: Path, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.folder, self._tell = folder, tell
+        self.folder, self.tell = folder, tell
         self._holes: dict[str, Pigeonhole] = {}
         self._by_number: dict[int, Pigeonhole] = {}
         self._told: dict[str, float] = {}
         self._closed = False
-
-    def open(self) -> None:
-        """Tell the server that sites may connect."""
-        self._tell({"is": "open"})
 
     def close(self) -> None:
         """Let nobody wait any more."""
@@ -137,7 +133,7 @@ class Mailbox:
             late = time.monotonic() - ALIVE
             for hole in self._holes.values():
                 if hole.here and not hole.waits and hole.seen < late:
-                    self._place(hole, here=False)
+                    self.place(hole, here=False)
 
     # -- a site's side ---------------------------------------------------------------------------
 
@@ -161,18 +157,15 @@ class Mailbox:
     def alive(self, hole: Pigeonhole) -> None:
         hole.seen = time.monotonic()
         if not hole.here:
-            self._place(hole, here=True)
+            self.place(hole, here=True)
 
-    def leave(self, hole: Pigeonhole) -> None:
-        self._place(hole, here=False)
-
-    def _place(self, hole: Pigeonhole, here: bool) -> None:
+    def place(self, hole: Pigeonhole, here: bool) -> None:
+        """Enter that a site is there, or gone."""
         hole.here = here
         fields = {"site": hole.name or hole.number, "here": here}
         _log.info("site %s is %s", fields["site"], "here" if here else "gone", extra={"fields": fields})
-        self._tell(
-            {"is": "node", "site": hole.number, "name": hole.name, "process": hole.process, "here": here}
-        )
+        node = {"site": hole.number, "name": hole.name, "process": hole.process}
+        self.tell({"is": "node", **node, "here": here})
 
     async def next(self, hole: Pigeonhole, have: Collection[str], seconds: float) -> Post | None:
         """A message that the site does not have yet, as soon as there is one; None after so many seconds.
@@ -221,12 +214,12 @@ class Mailbox:
         now = time.monotonic()
         if now - self._told.setdefault(post.id, 0.0 if size > _LONG else now) > _COMING:
             self._told[post.id] = now
-            self._tell({"is": "coming", "message": post.id, "done": done, "size": size})
+            self.tell({"is": "coming", "message": post.id, "done": done, "size": size})
 
     def answered(self, hole: Pigeonhole, post: Post, file: str, digest: str) -> None:
         self._told.pop(post.id, None)
         del hole.posts[post.id]
-        self._tell({"is": "answer", "message": post.id, "file": file, "digest": digest})
+        self.tell({"is": "answer", "message": post.id, "file": file, "digest": digest})
 
     @contextmanager
     def uploading(self, hole: Pigeonhole, post: Post) -> Iterator[None]:
@@ -246,11 +239,7 @@ class Mailbox:
             if hole.uploads.get(post.id) is task:
                 del hole.uploads[post.id]
 
-    def trouble(self, text: str) -> None:
-        """Something that people at the server must see to."""
-        self._tell({"is": "trouble", "text": text})
-
     def failed(self, hole: Pigeonhole, post: Post, why: str) -> None:
         """An answer came that is not taken."""
         del hole.posts[post.id]
-        self._tell({"is": "failed", "message": post.id, "why": why})
+        self.tell({"is": "failed", "message": post.id, "why": why})

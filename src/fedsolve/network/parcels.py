@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
@@ -67,10 +65,6 @@ def open_parcel(body: Array, digest: str) -> tuple[Note, Array]:
     if body[: len(_MAGIC)].tobytes() != _MAGIC or length > min(len(body) - _HEAD, LARGEST_NOTE):
         raise strange("it has no readable head")
     return note_from(body[_HEAD : _HEAD + length].tobytes()), body[_HEAD + length :]
-
-
-def read_parcel(path: str, digest: str) -> tuple[Note, Array]:
-    return open_parcel(np.fromfile(path, dtype=np.uint8), digest)
 
 
 def note_from(text: Any) -> Note:

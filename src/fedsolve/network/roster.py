@@ -73,7 +73,7 @@ class Roster:
         registered = self.link.registered()
         for name in [] if registered is None else sorted(self.members.keys() - registered):
             del self.members[name]
-            self.agreement.forget(name)
+            self.agreement.described.pop(name, None)
             self._tell(f"'{name}' is not registered any more; the run goes on without it")
         for member in self.members.values():
             member.online = member.node.id in nodes
@@ -135,7 +135,7 @@ class Roster:
             self._refuse(node, name, why)
             return
         self.members[name] = Member(name, node)
-        self.agreement.take(name, reply.note)
+        self.agreement.described[name] = reply.note
         self._tell(f"'{name}' is there")
         if unnamed := self.agreement.unnamed():
             self._tell(

@@ -60,23 +60,16 @@ class State:
 
     def begun(self) -> Note | None:
         """What an earlier part of this run agreed on; None at its beginning."""
-        under_way = (
-            self.checkpoint.exists() or self.secure.exists()
-        )  # a secure run begins before its first total
-        note = self._agreed()
-        if not under_way or note is None:
-            return None
-        try:
-            begun_spec(note)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise ModelFileError(f"{self._agreement} is damaged ({problem}). {_AFRESH}") from problem
-        return note
-
-    def _agreed(self) -> Note | None:
         if not self._agreement.exists():
             return None
         data, what = container.read(self._agreement), str(self._agreement)
-        return container.from_sealed_json(data, what=what, error=ModelFileError, remedy=_AFRESH)
+        note = container.from_sealed_json(data, what=what, error=ModelFileError, remedy=_AFRESH)
+        # A secure run begins before its first total.
+        if not (self.checkpoint.exists() or self.secure.exists()):
+            return None
+        with container.undamaged(what, _AFRESH):
+            begun_spec(note)
+        return note
 
     def check(
         self, classes: Array | None, task: str, clients: int | None = None, schema: Schema | None = None
@@ -86,17 +79,18 @@ class State:
         if note is None:
             return
         known = labels_from_note(note["classes"])
-        was: dict[str, Any] = {"task": "regression" if known is None else "classification"}
-        now: dict[str, Any] = {"task": task}
-        was["schema"], now["schema"] = note["schema"], None if schema is None else schema.digest
+        compared: dict[str, tuple[Any, Any]] = {
+            "task": ("regression" if known is None else "classification", task),
+            "schema": (note["schema"], None if schema is None else schema.digest),
+        }
         if classes is not None and known is not None:
-            was["classes"], now["classes"] = known.tolist(), classes.tolist()
+            compared["classes"] = known.tolist(), classes.tolist()
         if clients is not None:
-            was["clients"], now["clients"] = note["clients"], clients
-        for name, value in was.items():
-            if now[name] != value:
+            compared["clients"] = note["clients"], clients
+        for name, (was, now) in compared.items():
+            if was != now:
                 raise ModelFileError(
-                    f"{self.folder} holds a run whose {name} is {value}, asked is {now[name]}. "
+                    f"{self.folder} holds a run whose {name} is {was}, asked is {now}. "
                     "Give what it was started with, or choose another state folder."
                 )
 

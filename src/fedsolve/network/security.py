@@ -10,7 +10,7 @@ from fedsolve import container
 from fedsolve.errors import FedsolveError, ModelFileError
 from fedsolve.network.certificates import elliptic, new_key
 from fedsolve.network.ciphers import ec, serialization
-from fedsolve.network.keyfolder import Keys, Site, private_folder, write_private
+from fedsolve.network.keyfolder import Keys, Site, private_folder, write_new_private
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def create_client(keys: Keys, name: str) -> Site:
     site = Site.of(key.public_key(), name)
     private_folder(keys.folder)
     private_folder(keys.clients)
-    write_private(private, secret)
+    write_new_private(private, secret)
     container.write_atomically(public, f"{site.line}\n".encode())
     return site
 
