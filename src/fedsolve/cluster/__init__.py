@@ -73,11 +73,7 @@ def _greet(host: str, port: int) -> None:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return
         connection.sendall(_OPENING)
-        answer = b""
-        while len(answer) < 4:
-            part = connection.recv(9)
-            if not part:
-                break
-            answer += part
-    if answer[3:4] != b"\4":
+        with connection.makefile("rb") as reading:
+            answer = reading.read(4)
+    if answer[3:] != b"\4":
         raise ConnectionError("something else than Ray listens there")

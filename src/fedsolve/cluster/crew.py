@@ -279,18 +279,13 @@ class Crew:
         def meet(worker: int, parts: list[Any]) -> tuple[int, list[Any]]:
             return worker, [self._ask(worker, "join", places, *parts)]
 
-        try:
-            sums = [meet(worker, parts) if len(parts) > 1 else (worker, parts) for worker, parts in sums]
-            while len(sums) > 1:
-                pairs = [sums[first : first + 2] for first in range(0, len(sums), 2)]
-                sums = [
-                    meet(pair[0][0], pair[0][1] + pair[1][1]) if len(pair) > 1 else pair[0] for pair in pairs
-                ]
-            nodes = self._ray.get(sums[0][1][0]) if sums else []
-        except self._ray.exceptions.RayTaskError as problem:
-            raise CohortError(f"a worker failed: {_cause(problem)}") from problem
-        except self._ray.exceptions.RayError as problem:
-            raise WorkerLost(_cause(problem)) from problem
+        sums = [meet(worker, parts) if len(parts) > 1 else (worker, parts) for worker, parts in sums]
+        while len(sums) > 1:
+            pairs = [sums[first : first + 2] for first in range(0, len(sums), 2)]
+            sums = [meet(pair[0][0], pair[0][1] + pair[1][1]) if len(pair) > 1 else pair[0] for pair in pairs]
+        nodes = self._taken(sums[0][1][0]) if sums else []
+        if isinstance(nodes, WorkerLost):
+            raise nodes
         tree = SumTree(places)
         for node in [*nodes, *others]:
             tree.add(*node)

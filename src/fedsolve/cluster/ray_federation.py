@@ -193,7 +193,7 @@ class RayFederation(Federation):
                 break
             except WorkerLost as lost:  # with sums that were not added yet
                 if attempt == self._restarts:
-                    raise CohortError(f"sums were lost with a worker: {lost}. Resume.") from lost
+                    raise CohortError(f"sums were lost: {lost}.") from lost
         report.seconds = time.perf_counter() - started
         for name, why in sorted(report.failed.items() | report.absent.items()):
             # The sum has the other parts of a client in several files already.

@@ -7,20 +7,10 @@
     roster      its members: who is there, who is taken in or refused
     questions   whatever members are asked, waited for and asked for again where need be
     expected    what replies must look like
-    link        what carries messages to sites and answers back, one of three:
-
-`fedsolve server` and `fedsolve client`:
-
-    calls       what sites call at the gate
-    parcels     a note and bytes as one body
-    gate        what the network reaches of a server: mailbox, doorway
-    gate_link   the server's end of its gate, which service starts and stops
-    gate_client a site's calls at the gate
-    node        a site in one process
-
-`fedsolve files`: file_link. `flwr run`: flower.
-
-Keys: keyfolder (files and lists of sites), certificates, security (whom a site believes), diagnosis (checks).
+    link        what carries messages to sites and answers back: by gate_link, file_link or flower
+    gate        what the network reaches of a server: mailbox, doorway; service starts and stops it
+    node        a site in one process, which calls at the gate by gate_client
+    keyfolder   keys and lists of sites; besides certificates, security (whom a site believes), diagnosis
 
 Nothing is imported before it is used: what a network needs is an optional extra.
 """

@@ -79,6 +79,11 @@ class Agreement:
             "rows": self.schema_note(),
         }
 
+    def describing(self) -> Note:
+        """The note that asks a site what it has."""
+        about = {"task": self.task, "classes": self.classes_note(), "schema": self.schema_note()}
+        return {**self.note("describe"), **about, "secure": self.secure}
+
     def asking(self, ask: str, **about: Any) -> Note:
         """The note of a message that sites answer with their rows: the classes and columns of the run."""
         digest = None if self.columns is None else str(self.columns["digest"])

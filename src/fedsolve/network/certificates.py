@@ -198,8 +198,7 @@ def certificate_hosts(certificate: x509.Certificate) -> list[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    addresses = names.get_values_for_type(x509.IPAddress)
-    return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
+    return [str(name.value) for name in names]
 
 
 def load_certificate(path: Path) -> x509.Certificate:

@@ -30,7 +30,7 @@ Peer = tuple[str, int]
 
 
 class Doorway(socket.socket):
-    """A listening socket that limits strangers; `serve` keeps their time.
+    """A listening socket that limits strangers; `keep_time` closes those whose time is up.
 
     turned_away: how many were closed, by reason. refused: is told from where a stranger came who left as one.
     """
@@ -44,9 +44,8 @@ class Doorway(socket.socket):
 
     @classmethod
     def at(cls, host: str, port: int) -> Doorway:
-        family, _, _, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = found[0]
         door = cls(family)
         # Connections of an earlier one that are closing do not count.
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,11 +81,10 @@ class Doorway(socket.socket):
             self._known[peer[0]] += 1
 
     def gone(self, visitor: _Visitor) -> None:
-        entry = self._strangers.get(visitor.peer)
         if visitor.known:
             visitor.known = False
             self._known[visitor.peer[0]] -= 1
-        elif entry is not None and entry[1] is visitor:
+        elif self._strangers.get(visitor.peer, (0.0, None))[1] is visitor:
             del self._strangers[visitor.peer]
             self.refused(visitor.peer[0])
 

@@ -44,11 +44,10 @@ _TAG = b"fedsolve envelope 1|"
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message of a run as a file.
+    """A message of a run as a file: what is said is `note` and `payload`.
 
     sender:  the site that answers; "server" for a request. to: the sites that a request is for.
     message: the digest by which a request is known; an answer names that of its request.
-    note, payload: what is said. certificate: the server's, in PEM form.
     """
 
     kind: Literal["request", "answer"]
@@ -62,8 +61,8 @@ class Envelope:
     certificate: str = ""
 
     def _parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        about = {name: value for name, value in vars(self).items() if name != "payload"}
-        return {"payload": self.payload}, {**about, "envelope": version.ENVELOPE}
+        note = vars(self) | {"envelope": version.ENVELOPE}
+        return {"payload": note.pop("payload")}, note
 
     def seal(self, key: ec.EllipticCurvePrivateKey) -> bytes:
         """The bytes of the file, signed with this key."""
@@ -130,9 +129,8 @@ class FileLink(Link):
         self._sent: dict[str, int] = {}
         mark = self._mark(secure)
         self.run, self._members = str(mark["run"]), frozenset(mark["sites"])
-        self._round = 1 + max(
-            (int(path.name.split("-")[1]) for path in self.folder.glob("request-*-*.fsq")), default=0
-        )
+        asked = [int(path.name.split("-")[1]) for path in self.folder.glob("request-*-*.fsq")]
+        self._round = 1 + max(asked, default=0)
 
     def _mark(self, secure: bool) -> dict[str, Any]:
         path = self.folder / "run.json"
@@ -164,8 +162,8 @@ class FileLink(Link):
         names = [str(there[number].name) for number in nodes]
         message = _digest(note, payload)
         path, known = self._request(message)
-        everybody = [str(node.name) for node in there.values()] if note["ask"] == "describe" else []
-        to = tuple(sorted({*names, *everybody, *(() if known is None else known.to)}))
+        asked = there if note["ask"] == "describe" else nodes
+        to = tuple(sorted({*(str(there[number].name) for number in asked), *(known.to if known else ())}))
         if known is None or known.to != to:
             number = self._round if known is None else known.number
             data = np.frombuffer(payload, np.uint8)
@@ -220,17 +218,16 @@ class FileLink(Link):
         if answer.sender not in asked.to:
             raise TermError(f"{path} is from '{answer.sender}', who was not asked {request.name}.")
         kept = self._answer(answer.message, answer.sender)
-        data = container.read(path)
         if kept.exists():
             before = self._open(kept)
-            if _said(before) == _said(answer):
+            if (before.note, before.payload.tobytes()) == (answer.note, answer.payload.tobytes()):
                 return f"'{answer.sender}' has answered {request.name} already, with the same"
             if started or asked.note["ask"] != "describe":
                 raise TermError(
                     f"{path}: '{answer.sender}' has answered {request.name} before, and otherwise. The first "
                     "answer counts; find out why there are two."
                 )
-        container.write_atomically(kept, data, private=True)
+        container.write_atomically(kept, container.read(path), private=True)
         return None
 
     def _open(self, path: Path) -> Envelope:
@@ -262,10 +259,6 @@ def _digest(note: Note, payload: bytes) -> str:
     if note["ask"] == "describe":
         named = {name: note[name] for name in ("ask", "run", "schema", "secure")}
     return hashlib.sha256(container.canonical_json(named).encode() + b"|" + payload).hexdigest()
-
-
-def _said(answer: Envelope) -> tuple[str, bytes]:
-    return container.canonical_json(answer.note), answer.payload.tobytes()
 
 
 def open_request(path: Path, authority: Path) -> Envelope:

@@ -107,7 +107,6 @@ class NetworkFederation(Federation):
         self._tell = tell or (lambda text: None)
         self._announced_unknown = False
         self._under_way: Questions | None = None
-        self._link = link
         self.agreement = Agreement(task, self.given, schema, secure, begun)
         self._roster = Roster(link, self.agreement, interval, self._tell)
         self._waiting = Waiting(missing, patience, grace, interval)
@@ -142,8 +141,7 @@ class NetworkFederation(Federation):
     def describe(self, patience: float | None = None) -> Spec:
         """What a method needs to know; waits until enough clients are there and agree."""
         patience = self._gather if patience is None else patience
-        until = deadline(patience)
-        announced = -1
+        until, announced = deadline(patience), -1
         while True:
             self._roster.look(0.2)
             self._roster.admit(0.0)
@@ -155,7 +153,7 @@ class NetworkFederation(Federation):
                 self._roster.members = {}  # all are asked once more, by the schema
                 self._roster.look()
                 continue
-            began, registered = self.agreement.only, self._link.registered()
+            began, registered = self.agreement.only, self._roster.link.registered()
             if began is not None and registered is not None and (gone := began - registered):
                 raise departed(gone, began & registered)
             if there != announced:
@@ -210,9 +208,8 @@ class NetworkFederation(Federation):
             request = request.starting_at(found.have, chain)
             questions.report.catch_up_bytes += request.nbytes
             questions.put(name, self._saying(request, largest))
-        raise Missing(
-            "failed", f"it still lacks model blocks from {request.position} on after being sent them"
-        )
+        why = f"it still lacks model blocks from {request.position} on after being sent them"
+        raise Missing("failed", why)
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int
@@ -229,8 +226,7 @@ class NetworkFederation(Federation):
         with self._asking(report, channel) as questions:
             for names in alike.values():
                 letter = letters[names[0]]
-                say = partial(self._roster.send, note=note, payload=letter, largest=largest)
-                questions.ask(names, say)
+                questions.ask(names, partial(self._roster.send, note=note, payload=letter, largest=largest))
             for name in report.asked:
                 try:
                     if name not in known:
@@ -254,20 +250,19 @@ class NetworkFederation(Federation):
 
     def standings(self) -> list[SiteStanding]:
         """How each member stands at this moment; may be asked from another thread."""
-        questions, found = self._under_way, []
-        for member in sorted(self._roster.members.values(), key=lambda member: member.name):
-            name, connected = member.name, member.online
+        questions, members = self._under_way, sorted(self._roster.members.items())
+
+        def standing(name: str, connected: bool) -> SiteStanding:
             if questions is None or name not in questions.report.asked:
-                found.append(SiteStanding(name, connected))
-                continue
+                return SiteStanding(name, connected)
             done, size = questions.coming(name) or (0, 0)
             if why := questions.report.missing.get(name):
-                found.append(SiteStanding(name, connected, "missing", why))
-            elif name in questions.report.answered or 0 < done == size:
-                found.append(SiteStanding(name, connected, "answered"))
-            else:
-                found.append(SiteStanding(name, connected, "asked", "", done, size))
-        return found
+                return SiteStanding(name, connected, "missing", why)
+            if name in questions.report.answered or 0 < done == size:
+                return SiteStanding(name, connected, "answered")
+            return SiteStanding(name, connected, "asked", "", done, size)
+
+        return [standing(name, member.online) for name, member in members]
 
     def _sums(self, request: Request, chain: Chain) -> tuple[RunningSum, int]:
         """An empty sum that knows which terms fit, where that can be known in advance; the largest answer."""

@@ -167,23 +167,18 @@ class Questions:
         self._roster.look(0.5)
         self._roster.admit(0.0)  # one that comes back may be another node
         settled = {*self.report.missing, *self.report.answered}
-        for other in self._asked:
-            if other not in settled:
-                self._follow(other)
+        for other, question in self._asked.items():
+            known = self._roster.members.get(other)
+            if other in settled or known is None or not known.online:
+                continue
+            if question.message is None or known.node.activation != question.activation:
+                self._ask_again(other)  # it has restarted since, and knows nothing of the question
         if now - began > waiting.grace:
             state = "it has not answered yet" if member.online else "it is not connected"
             self._roster.tell_once(f"{self._where}: waiting for '{name}': {state}")
         if asked.message is None and now - asked.since > waiting.grace and waiting.missing != "wait":
             raise Missing("absent", "not connected")
         time.sleep(waiting.interval)
-
-    def _follow(self, name: str) -> None:
-        """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
-        member, asked = self._roster.members.get(name), self._asked[name]
-        if member is None or not member.online:
-            return
-        if asked.message is None or member.node.activation != asked.activation:
-            self._ask_again(name)
 
     def _ask_again(self, name: str) -> None:
         self.put(name, self._asked[name].say)

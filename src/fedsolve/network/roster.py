@@ -87,13 +87,8 @@ class Roster:
             again = heard is None or heard.activation != node.activation
             earlier = None if heard is None else self.members.get(heard.double)
             if node.id not in known and (again or (earlier is not None and not earlier.online)):
-                self._strangers[node.id] = _Stranger(node.activation, self._ask_about(node))
-
-    def _ask_about(self, node: Node) -> str:
-        agreed = self.agreement
-        note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
-        note |= {"schema": agreed.schema_note(), "secure": agreed.secure}
-        return self._sent([node.id], note)[0]
+                (message,) = self._sent([node.id], self.agreement.describing())
+                self._strangers[node.id] = _Stranger(node.activation, message)
 
     def admit(self, seconds: float) -> None:
         """Take in the nodes that have said what they have; wait `seconds` at most for those asked."""
@@ -120,22 +115,21 @@ class Roster:
 
     def _take_in(self, node: Node, reply: Reply) -> None:
         """Make a node a member, or say on both sides why not."""
-        name = node.name or plain(reply.note.get("name") or node.id)
-        why = reply.failure
-        if why is None and not reply.note.get("ok"):
-            why = plain(f"{reply.note.get('error')}: {reply.note.get('message')}")
-        else:
-            why = why or self._unfit(name, reply.note)
-            if why is not None:
-                # A name that another site has now is free when that one leaves; all else waiting cannot mend.
-                double = name in self.members and self.members[name].online
-                told = {"message": f"refused: {why}", "barred": not double}
-                self.link.send([node.id], self.agreement.note("tell") | told, b"")
+        note, why = reply.note, reply.failure
+        name = node.name or plain(note.get("name") or node.id)
+        double = name in self.members and self.members[name].online
+        twice = f"two sites are called '{name}'; names must differ." if double else None
+        if why is None and not note.get("ok"):
+            why = plain(f"{note.get('error')}: {note.get('message')}")
+        elif why := why or unfit(name, note) or twice or self.agreement.misfit(name, note):
+            # A name that another site has now is free when that one leaves; all else waiting cannot mend.
+            told = {"message": f"refused: {why}", "barred": not double}
+            self.link.send([node.id], self.agreement.note("tell") | told, b"")
         if why is not None:
             self._refuse(node, name, why)
             return
         self.members[name] = Member(name, node)
-        self.agreement.described[name] = reply.note
+        self.agreement.described[name] = note
         self._tell(f"'{name}' is there")
         if unnamed := self.agreement.unnamed():
             self._tell(
@@ -147,12 +141,6 @@ class Roster:
         double = name if name in self.members else ""
         self._strangers[node.id] = _Stranger(node.activation, why=f"'{name}': {why}", double=double)
         self._tell(f"'{name}' is not taken in: {why}")
-
-    def _unfit(self, name: str, note: Note) -> str | None:
-        why = unfit(name, note)
-        if why is None and name in self.members and self.members[name].online:
-            why = f"two sites are called '{name}'; names must differ."
-        return why or self.agreement.misfit(name, note)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -78,8 +78,8 @@ def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]
 class WatchedFile(Generic[T]):
     """What `read` makes of a file, made anew when the file changes.
 
-    failed: called once with why it cannot be read, and with what was read before (None at first); what it
-            gives counts until the file changes again.
+    failed: called with why it cannot be read, and what was read before (None at first); what it gives counts
+            until the file changes again.
     """
 
     def __init__(self, path: Path, read: Callable[[], T], failed: Callable[[Exception, T | None], T]) -> None:

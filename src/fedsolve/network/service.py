@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,8 +28,7 @@ def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozense
     """The names of the registered sites, read again when the list changes."""
 
     def failed(problem: Exception, names: frozenset[str] | None) -> frozenset[str]:
-        # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
-        # there is no earlier list to go on with.
+        # Half written, or replaced at this moment: the gate lets nobody in meanwhile.
         told = f"the list of registered sites {keys.registered.path} cannot be read ({problem})."
         if names is None:
             raise ModelFileError(told) from problem
@@ -38,10 +38,6 @@ def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozense
     found = WatchedFile(keys.registered.path, lambda: frozenset(keys.registered.sites()), failed)
     found()
     return found
-
-
-def _warn(text: str) -> None:
-    logging.getLogger("fedsolve").warning("%s", text)
 
 
 @contextmanager
@@ -56,7 +52,8 @@ def serving(
 
     tell: shows people at the server what is amiss but does not end the run. style: of the gate's log.
     """
-    sites = (lambda: None) if keys is None else site_names(Keys(keys), tell or _warn)
+    tell = tell or partial(logging.getLogger("fedsolve").warning, "%s")
+    sites = (lambda: None) if keys is None else site_names(Keys(keys), tell)
     mail, log = state / "mail", state / "gate.log"
     check_free(*address(listen))
     shutil.rmtree(mail, ignore_errors=True)  # what a server left that was killed
@@ -78,8 +75,12 @@ def serving(
             )
 
     try:
-        _wait(process, listen, log)
-        yield GateLink(process, mail, sites, check, tell or _warn)
+        assert process.stdout is not None
+        opened = select.select([process.stdout], [], [], 60.0)[0] and process.stdout.readline()
+        if not opened:  # its first line says so
+            why = f"the gate does not open on {listen}: {last_line(log)}"
+            raise CohortError(f"{why} Is the port taken? (Log: {log})")
+        yield GateLink(process, mail, sites, check, tell)
     finally:
         process.terminate()
         try:
@@ -116,27 +117,14 @@ def check_free(host: str, port: int) -> None:
         ) from problem
 
 
-def _wait(process: subprocess.Popen[bytes], listen: str, log: Path) -> None:
-    """Wait until the gate says that it is open: its first line."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 60.0)
-    if not ready or not process.stdout.readline():
-        why = f"the gate does not open on {listen}: {last_line(log)}"
-        raise CohortError(f"{why} Is the port taken? (Log: {log})")
-
-
 _STARTED = "== the process starts"
 
 
 def begin_log(path: Path, style: Style = "text") -> BinaryIO:
     """The log of a process that is being started, which says so first: what stands before is another's."""
-    with suppress(OSError):
-        if path.stat().st_size > log_lines.MOST:
-            path.replace(path.with_name(f"{path.name}.1"))
-    stream = open(path, "ab")  # noqa: SIM115
-    stream.write(f"{log_lines.line(style, path.stem, 'INFO', _STARTED)}\n".encode())
-    stream.flush()
-    return stream
+    with closing(log_lines.LogFile(path, style, path.stem)) as log:
+        log.emit(logging.makeLogRecord({"name": "fedsolve", "levelname": "INFO", "msg": _STARTED}))
+    return open(path, "ab")
 
 
 def last_line(path: Path) -> str:

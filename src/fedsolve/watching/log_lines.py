@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -31,23 +31,6 @@ MOST = 16 << 20
 
 _ENVIRONMENT = "FEDSOLVE_PROCESS_LOG"
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
-
-
-def line(
-    style: Style,
-    process: str,
-    level: str,
-    message: str,
-    fields: Mapping[str, Any] | None = None,
-    at: float | None = None,
-) -> str:
-    at = time.time() if at is None else at
-    clock = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d}Z"
-    message = plain(message)
-    if style == "text":
-        return f"{clock} {process} {level} {message}"
-    document = {"time": clock, "level": level, "process": process, "message": message}
-    return json.dumps({**document, "fields": dict(fields or {})}, default=str)
 
 
 def plain(text: str) -> str:
@@ -80,9 +63,17 @@ class LineFormat(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             fields["traceback"] = self.formatException(record.exc_info)
             message += f": {fields['traceback'].splitlines()[-1]}"
-        text = line(self._form, self._process, record.levelname, message, fields, record.created)
-        more = fields.get("traceback") if self._form == "text" else None
-        return text if more is None else f"{text}\n{more}"
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        clock, level, message = (
+            f"{second}.{int(record.created % 1 * 1000):03d}Z",
+            record.levelname,
+            plain(message),
+        )
+        if self._form == "json":
+            document = {"time": clock, "level": level, "process": self._process, "message": message}
+            return json.dumps({**document, "fields": fields}, default=str)
+        more = f"\n{fields['traceback']}" if "traceback" in fields else ""
+        return f"{clock} {self._process} {level} {message}{more}"
 
 
 class LogFile(RotatingFileHandler):

@@ -36,14 +36,17 @@ _LOOKED, _LINGER = 6.0, 2.6
 """Seconds: a page loaded this recently counts as open; how long to wait for its next load."""
 
 
-class StatusServer:
-    """Serves what `document` gives until it is closed; a context."""
+class StatusServer(ThreadingHTTPServer):
+    """Serves what `document` gives until it is closed; a context. looked: when the page was last loaded."""
+
+    daemon_threads = True
 
     def __init__(self, document: Callable[[], Mapping[str, Any]], port: int = 0) -> None:
         what, remedy = f"the status page cannot be at 127.0.0.1:{port}", "Choose another port, or 0 for any."
         with explained(what, remedy, CohortError, (OSError, OverflowError)):
-            self._server = _Listener(document, port)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status page", daemon=True)
+            super().__init__(("127.0.0.1", port), _Answers)
+        self.document, self.looked = document, -math.inf
+        self._thread = threading.Thread(target=self.serve_forever, name="status page", daemon=True)
         self._thread.start()
 
     @classmethod
@@ -56,20 +59,20 @@ class StatusServer:
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def close(self) -> None:
-        if time.monotonic() - self._server.looked < _LOOKED:
+        if time.monotonic() - self.looked < _LOOKED:
             time.sleep(_LINGER)
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join(5)
-
-    def __enter__(self) -> StatusServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def handle_error(self, *_: Any) -> None:
+        """Ignore disconnected clients."""
 
 
 class StatusPage(Board):
@@ -95,22 +98,8 @@ class StatusPage(Board):
         super().close()
 
 
-class _Listener(ThreadingHTTPServer):
-    """looked: when the page was last loaded."""
-
-    daemon_threads = True
-
-    def __init__(self, document: Callable[[], Mapping[str, Any]], port: int) -> None:
-        super().__init__(("127.0.0.1", port), _Answers)
-        self.document = document
-        self.looked = -math.inf
-
-    def handle_error(self, *_: Any) -> None:
-        """Ignore disconnected clients."""
-
-
 class _Answers(BaseHTTPRequestHandler):
-    server: _Listener
+    server: StatusServer
     server_version, sys_version = "fedsolve", ""
     timeout = 10
 
