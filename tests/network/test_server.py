@@ -204,8 +204,8 @@ def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(sites: Sites, tmp
 def test_a_gate_that_dies_is_noticed(tmp_path):
     with serving(tmp_path, f"127.0.0.1:{free_port()}", None) as link:
         assert link.nodes() == {}
-        link._process.kill()
-        link._process.wait()
+        link.process.kill()
+        link.process.wait()
         calls = (
             link.nodes,
             lambda: link.receive("message"),

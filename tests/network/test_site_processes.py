@@ -121,7 +121,7 @@ def test_a_frozen_site_does_not_keep_the_others_from_answering(service: Service,
     run = threading.Thread(target=lambda: found.append(fs.AFL(ridge=0.1).fit(federation)), daemon=True)
     try:
         run.start()
-        mail, end = service.link._mail, time.monotonic() + PATIENCE
+        mail, end = service.link.mail, time.monotonic() + PATIENCE
         while len([path for path in mail.iterdir() if not path.name.startswith("to-")]) < len(NAMES) - 1:
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_a_letter_that_is_too_large_is_refused_by_name_and_not_read(
         nodes.stop(name)
 
     def memory() -> float:
-        status = Path(f"/proc/{service.link._process.pid}/status").read_text()
+        status = Path(f"/proc/{service.link.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
     connection = Connection(service.address, nodes.keys.authority, nodes.keys.client_key("south"))
@@ -187,7 +187,7 @@ def test_a_letter_that_is_too_large_is_refused_by_name_and_not_read(
         assert "314572" in str(problem)
         assert "at most 2,162,688 are taken" in str(problem)
         assert memory() - before < 32
-        assert not [path for path in service.link._mail.iterdir() if path.stat().st_size > 3 << 20]
+        assert not [path for path in service.link.mail.iterdir() if path.stat().st_size > 3 << 20]
     finally:
         site.stop()
         thread.join(PATIENCE)

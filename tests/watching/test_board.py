@@ -215,8 +215,8 @@ def test_the_page_is_for_this_machine_alone():
             StatusServer(board.document, port)
         with StatusServer.preferably(board.document, port) as other:
             assert other.address != server.address
-        assert server._server.server_address[0] == "127.0.0.1"  # nowhere else
-        server._server.looked = -1e9  # nobody looks any more
+        assert server.server_address[0] == "127.0.0.1"  # nowhere else
+        server.looked = -1e9  # nobody looks any more
 
 
 def test_a_page_that_cannot_be_made_says_so_and_stops_nothing(caplog):
@@ -333,7 +333,7 @@ def test_the_page_in_chromium(federation, tmp_path):
         fs.DeepAFL(layers=2, width=16).fit(federation, follow=(board, within := Within(board)))
         kept = within.seen[-1]
         board.document = lambda: kept | {"now": time.time()}  # type: ignore[method-assign]
-        server._server.document = lambda: board.document()
+        server.document = lambda: board.document()
         colours = set()
         for width, dark in ((1280, False), (1280, True), (390, False), (390, True)):
             shown = running.open(server.address, width=width, dark=dark)

@@ -46,7 +46,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedsolve import version
-from fedsolve.errors import FedsolveError
+from fedsolve.errors import CohortError, FedsolveError, explained
 from fedsolve.network import calls, versions
 from fedsolve.network.certificates import anchors, load_certificate, load_key, public_pem
 from fedsolve.network.doorway import Doorway
@@ -334,9 +334,15 @@ def until_gone(app: Any) -> Any:
     """
 
     async def answering(scope: Any, receive: Any, send: Any) -> None:
+        gone = False
+
         async def sending(message: Any) -> None:
-            with suppress(AttributeError):
-                await send(message)
+            nonlocal gone
+            try:
+                if not gone:
+                    await send(message)
+            except AttributeError:
+                gone = True
 
         await app(scope, receive, sending)
 
@@ -452,7 +458,9 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
-    door = Doorway.at(*calls.address(listen))
+    remedy = "Is another server running? Stop it, or choose another --listen."
+    with explained("it cannot listen there", remedy, CohortError, OSError):
+        door = Doorway.at(*calls.address(listen))
     # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
     told = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)

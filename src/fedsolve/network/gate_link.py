@@ -34,6 +34,7 @@ class _Open:
     why: str | None = None
 
 
+@dataclass(eq=False)
 class GateLink(Link):
     """Sites behind the gate `process`, whose folder of messages and answers is `mail`.
 
@@ -45,29 +46,24 @@ class GateLink(Link):
     slow delays nobody else, and one answer at a time is in this process.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        mail: Path,
-        names: Callable[[], frozenset[str] | None],
-        check: Callable[[], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._process, self._mail = process, mail
-        self._names, self._check, self._tell = names, check, tell
+    process: subprocess.Popen[bytes]
+    mail: Path
+    names: Callable[[], frozenset[str] | None]
+    check: Callable[[], None]
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._here: dict[int, Node] = {}
         self._open: dict[str, _Open] = {}
         threading.Thread(target=self._hear, daemon=True, name="fedsolve-gate").start()
 
-    # -- what the engine needs -------------------------------------------------------------------
-
     def registered(self) -> frozenset[str] | None:
-        return self._names()
+        return self.names()
 
     def nodes(self) -> dict[int, Node]:
-        self._check()
-        names = self._names()
+        self.check()
+        names = self.names()
         with self._lock:
             here = dict(self._here)
         return {number: node for number, node in here.items() if names is None or node.name in names}
@@ -76,7 +72,7 @@ class GateLink(Link):
         parcel = Parcel.of(note, payload)
         digest = parcel.digest()
         file = f"to-{digest[:32]}"
-        self._write(parcel, self._mail / file)
+        self._write(parcel, self.mail / file)
         messages = [secrets.token_hex(16) for _ in nodes]
         with self._lock:
             for message, number in zip(messages, nodes, strict=True):
@@ -86,7 +82,7 @@ class GateLink(Link):
         return messages
 
     def receive(self, message: str) -> Reply | None:
-        self._check()
+        self.check()
         with self._lock:
             asked = self._open.get(message)
             here = asked is not None and asked.site in self._here
@@ -115,13 +111,11 @@ class GateLink(Link):
             needed = {asked.file for asked in self._open.values()}
         for asked in gone.values():
             if asked.file not in needed:
-                (self._mail / asked.file).unlink(missing_ok=True)
+                (self.mail / asked.file).unlink(missing_ok=True)
             if asked.answer is not None:
-                (self._mail / asked.answer[0]).unlink(missing_ok=True)
+                (self.mail / asked.answer[0]).unlink(missing_ok=True)
         if unanswered := [message for message, asked in gone.items() if asked.answer is None]:
             self._say({"do": "drop", "messages": unanswered})
-
-    # -- files and pipes -------------------------------------------------------------------------
 
     def _write(self, parcel: Parcel, path: Path) -> None:
         """The same message to several sites is one file."""
@@ -136,7 +130,7 @@ class GateLink(Link):
             raise CohortError(f"{why} Make room and start again with the same state folder.") from problem
 
     def _take(self, file: str, digest: str) -> Reply:
-        path = self._mail / file
+        path = self.mail / file
         try:
             return Reply(*open_parcel(np.fromfile(path, dtype=np.uint8), digest))
         except TermError as problem:
@@ -147,20 +141,20 @@ class GateLink(Link):
             path.unlink(missing_ok=True)
 
     def _say(self, command: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._check()
+        assert self.process.stdin is not None
+        self.check()
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
         except OSError as problem:
-            self._process.wait(10)
-            self._check()
+            self.process.wait(10)
+            self.check()
             raise CohortError(f"the gate cannot be told anything ({problem}); its log says why.") from problem
 
     def _hear(self) -> None:
         """Enter what the gate says, until it ends."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             if line.endswith(b"\n"):  # else the gate was killed while it spoke
                 with self._lock:
                     self._enter(json.loads(line))
@@ -172,12 +166,12 @@ class GateLink(Link):
                 self._here[event["site"]] = Node(event["site"], event["process"], event["name"])
             return
         if event["is"] == "trouble":
-            self._tell(event["text"])
+            self.tell(event["text"])
             return
         asked = self._open.get(event["message"])
         if asked is None:
             if event["is"] == "answer":  # to what is not wanted any more
-                (self._mail / event["file"]).unlink(missing_ok=True)
+                (self.mail / event["file"]).unlink(missing_ok=True)
         elif event["is"] == "coming":
             asked.progress = (event["done"], event["size"])
         elif event["is"] == "answer":

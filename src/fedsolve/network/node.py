@@ -88,10 +88,7 @@ class SiteNode:
 
     def serve(self, once: bool = False) -> None:
         """Answer until stopped. once: raise instead of trying again when the server cannot be reached."""
-        authority = self._connection.authority
-        # Without keys a site is known by its name, also when it starts anew.
-        site = "" if self._key is not None else hashlib.sha256(self._answerer.name.encode()).hexdigest()[:32]
-        client = GateClient(self._connection.address, authority, self._key, site, self._process)
+        client = self._client()
         threading.Thread(target=self._stay, args=(client, once), daemon=True, name="fedsolve-pull").start()
         try:
             while not self._stopped.is_set():
@@ -105,6 +102,12 @@ class SiteNode:
             with suppress(Exception):  # the server will notice by itself
                 client.leave()
             client.close()
+
+    def _client(self) -> GateClient:
+        authority = self._connection.authority
+        # Without keys a site is known by its name, also when it starts anew.
+        site = "" if self._key is not None else hashlib.sha256(self._answerer.name.encode()).hexdigest()[:32]
+        return GateClient(self._connection.address, authority, self._key, site, self._process)
 
     # -- the thread that keeps the connection ----------------------------------------------------
 

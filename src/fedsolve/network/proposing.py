@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _FAR = 1e4
 """Spreads, at most, between the places of two sites' numbers; and the ratio of their spreads."""
 
 
+@dataclass
 class Proposing:
     """Answers for such a site.
 
@@ -32,17 +34,12 @@ class Proposing:
     starts anew. read: what answers once there is a schema. show: tells people.
     """
 
-    def __init__(
-        self,
-        name: str,
-        proposal: Schema,
-        folder: Path,
-        read: Callable[[Schema], Answerer],
-        show: Callable[[Event], None],
-    ) -> None:
-        self.name, self._proposal, self._kept = name, proposal, folder / _AGREED
-        self._read, self._show = read, show
-        self._inner: tuple[str, Answerer] | None = None
+    name: str
+    proposal: Schema
+    folder: Path
+    read: Callable[[Schema], Answerer]
+    show: Callable[[Event], None]
+    _inner: tuple[str, Answerer] | None = None
 
     def __len__(self) -> int:
         return 0 if self._inner is None else len(self._inner[1])
@@ -53,16 +50,16 @@ class Proposing:
         try:
             if ask == "describe" and note.get("schema") is None:
                 check_peer(note)
-                self._show(Event("described", f"asked by run {said['run']}: sent is what its columns are"))
+                self.show(Event("described", f"asked by run {said['run']}: sent is what its columns are"))
                 return {**said, "ok": True, **self._describe()}, b""
             if ask == "describe":
                 self._take(Schema.from_note(note["schema"]))
-            elif self._inner is None and self._kept.exists():
-                self._take(Schema.from_note(json.loads(container.read(self._kept))))
+            elif self._inner is None and (self.folder / _AGREED).exists():
+                self._take(Schema.from_note(json.loads(container.read(self.folder / _AGREED))))
             if self._inner is None:
                 raise DataError("there is no schema yet by which this site could read its rows.")
         except (FedsolveError, KeyError, TypeError, ValueError) as problem:
-            self._show(Event("refused", f"{error_kind(problem)}: {problem}", barred=True))
+            self.show(Event("refused", f"{error_kind(problem)}: {problem}", barred=True))
             told = f"'{self.name}' cannot read its rows by the schema; its own output says why."
             return {**said, "ok": False, "error": error_kind(problem), "message": told}, b""
         return self._inner[1].reply(note, payload)
@@ -73,21 +70,21 @@ class Proposing:
             "name": self.name,
             "version": __version__,
             "features": 1,
-            "targets": len(self._proposal.labels) or 1,
-            "classes": labels_note(self._proposal.class_array),
+            "targets": len(self.proposal.labels) or 1,
+            "classes": labels_note(self.proposal.class_array),
             "columns": None,
             "schema": None,
-            "proposal": self._proposal.to_note() | {"classes": None},
+            "proposal": self.proposal.to_note() | {"classes": None},
         }
 
     def _take(self, agreed: Schema) -> None:
         """Read the rows by the schema, unless they are."""
         if self._inner is not None and self._inner[0] == agreed.digest:
             return
-        known = {column.name: column for column in self._proposal.columns if column.kind != "identifier"}
+        known = {column.name: column for column in self.proposal.columns if column.kind != "identifier"}
         strange = [column.name for column in agreed.used if column.name not in known]
         labels = agreed.label_columns
-        if strange or labels != self._proposal.label_columns or agreed.weight is not None:
+        if strange or labels != self.proposal.label_columns or agreed.weight is not None:
             what = f"{'columns' if strange else 'label'} {', '.join(map(repr, strange or labels))}"
             raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
         for name in agreed.backbones:
@@ -98,9 +95,10 @@ class Proposing:
         for column in agreed.used:
             if why := _not_proposed(column, known[column.name]):
                 raise DataError(f"the server's schema has column '{column.name}' {why}; nobody proposed it.")
-        self._inner = agreed.digest, self._read(agreed)
-        container.write_atomically(self._kept, json.dumps(agreed.to_note()).encode(), private=True)
-        self._show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))
+        self._inner = agreed.digest, self.read(agreed)
+        note = json.dumps(agreed.to_note()).encode()
+        container.write_atomically(self.folder / _AGREED, note, private=True)
+        self.show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))
 
 
 def _not_proposed(asked: Column, own: Column) -> str:

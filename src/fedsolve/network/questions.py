@@ -67,6 +67,7 @@ class _Asked:
     told: float = 0.0
 
 
+@dataclass
 class Questions:
     """Open questions to members, by name, until the answer of each is taken; a context.
 
@@ -75,17 +76,14 @@ class Questions:
     started: when patience begins; now when None.
     """
 
-    def __init__(
-        self,
-        roster: Roster,
-        waiting: Waiting,
-        report: CohortReport,
-        where: str,
-        started: float | None = None,
-    ) -> None:
-        self.report = report
-        self._roster, self._waiting, self._where = roster, waiting, where
-        self._deadline = deadline(waiting.patience, started)
+    roster: Roster
+    waiting: Waiting
+    report: CohortReport
+    where: str
+    started: float | None = None
+
+    def __post_init__(self) -> None:
+        self._deadline = deadline(self.waiting.patience, self.started)
         self._asked: dict[str, _Asked] = {}
 
     def __enter__(self) -> Questions:
@@ -93,12 +91,12 @@ class Questions:
 
     def __exit__(self, *_: object) -> None:
         with suppress(CohortError):  # a network that has ended forgets by itself
-            self._roster.link.forget([each.message for each in self._asked.values() if each.message])
+            self.roster.link.forget([each.message for each in self._asked.values() if each.message])
 
     def ask(self, names: Sequence[str], say: Say) -> None:
         """Ask all of these that are there; the others are asked when they come."""
-        self._roster.look()
-        members = self._roster.members
+        self.roster.look()
+        members = self.roster.members
         there = [name for name in names if name in members and members[name].online]
         messages = dict(zip(there, say(there) if there else [], strict=True))
         for name in names:
@@ -109,17 +107,17 @@ class Questions:
         """Ask a member this in place of what it was asked."""
         asked = self._asked[name]
         if asked.message is not None:
-            self._roster.link.forget([asked.message])
+            self.roster.link.forget([asked.message])
         asked.say = say
         (asked.message,) = say([name])
-        asked.activation = self._roster.members[name].node.activation
+        asked.activation = self.roster.members[name].node.activation
 
     def coming(self, name: str) -> tuple[int, int] | None:
         """The bytes that are there of this member's answer, and those of the whole; from any thread."""
         asked = self._asked.get(name)
         if asked is None or asked.message is None:
             return None
-        return self._roster.link.coming(asked.message)
+        return self.roster.link.coming(asked.message)
 
     def taken(self, name: str, read: Callable[[Reply], T]) -> T:
         """What `read` makes of this member's reply; raises `Missing`, or what is wrong with it.
@@ -128,10 +126,10 @@ class Questions:
         """
         asked, began = self._asked[name], time.monotonic()
         while True:
-            member = self._roster.members.get(name)
+            member = self.roster.members.get(name)
             if member is None:
                 raise Missing("absent", REMOVED)
-            reply = None if asked.message is None else self._roster.link.receive(asked.message)
+            reply = None if asked.message is None else self.roster.link.receive(asked.message)
             if reply is not None and reply.absent:
                 asked.message, asked.since = None, time.monotonic()
                 member.online = False  # until the next look
@@ -151,7 +149,7 @@ class Questions:
 
     def _wait(self, asked: _Asked, member: Member, began: float) -> None:
         """Wait a moment for this member's answer; raises `Missing` when the time for it is over."""
-        now, name, waiting = time.monotonic(), member.name, self._waiting
+        now, name, waiting = time.monotonic(), member.name, self.waiting
         done, size = self.coming(name) or (0, 0)
         came = f"{done / 1e6:.1f} of {size / 1e6:.1f} MB" if done < size else ""
         if now > self._deadline:
@@ -163,19 +161,19 @@ class Questions:
             raise Missing("absent", f"not connected {waited}")
         if came and now - asked.told > _TELL_EVERY:
             asked.told = now
-            self._roster.tell_once(f"{self._where}: waiting for '{name}': {came}")
-        self._roster.look(0.5)
-        self._roster.admit(0.0)  # one that comes back may be another node
+            self.roster.tell_once(f"{self.where}: waiting for '{name}': {came}")
+        self.roster.look(0.5)
+        self.roster.admit(0.0)  # one that comes back may be another node
         settled = {*self.report.missing, *self.report.answered}
         for other, question in self._asked.items():
-            known = self._roster.members.get(other)
+            known = self.roster.members.get(other)
             if other in settled or known is None or not known.online:
                 continue
             if question.message is None or known.node.activation != question.activation:
                 self._ask_again(other)  # it has restarted since, and knows nothing of the question
         if now - began > waiting.grace:
             state = "it has not answered yet" if member.online else "it is not connected"
-            self._roster.tell_once(f"{self._where}: waiting for '{name}': {state}")
+            self.roster.tell_once(f"{self.where}: waiting for '{name}': {state}")
         if asked.message is None and now - asked.since > waiting.grace and waiting.missing != "wait":
             raise Missing("absent", "not connected")
         time.sleep(waiting.interval)

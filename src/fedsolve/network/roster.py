@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedsolve.errors import CohortError
 from fedsolve.federation.cohort import plain
@@ -40,18 +40,18 @@ class _Stranger:
     announced: float = math.inf
 
 
+@dataclass
 class Roster:
     """The members of a run, by name, and the nodes that are asked about or were refused."""
 
-    def __init__(
-        self, link: Link, agreement: Agreement, interval: float, tell: Callable[[str], None]
-    ) -> None:
-        self.members: dict[str, Member] = {}
-        self.link, self.agreement = link, agreement
-        self._interval, self._tell = interval, tell
-        self._told: set[str] = set()
-        self._strangers: dict[int, _Stranger] = {}
-        self._looked = 0.0
+    link: Link
+    agreement: Agreement
+    interval: float
+    tell: Callable[[str], None]
+    members: dict[str, Member] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+    _strangers: dict[int, _Stranger] = field(default_factory=dict)
+    _looked: float = 0.0
 
     def present(self) -> list[str]:
         """Names of the members that are there, sorted, as of the last look."""
@@ -74,7 +74,7 @@ class Roster:
         for name in [] if registered is None else sorted(self.members.keys() - registered):
             del self.members[name]
             self.agreement.described.pop(name, None)
-            self._tell(f"'{name}' is not registered any more; the run goes on without it")
+            self.tell(f"'{name}' is not registered any more; the run goes on without it")
         for member in self.members.values():
             member.online = member.node.id in nodes
             if member.online:
@@ -111,7 +111,7 @@ class Roster:
                     self._take_in(node, reply)
             if time.monotonic() >= until:
                 return
-            time.sleep(self._interval)
+            time.sleep(self.interval)
 
     def _take_in(self, node: Node, reply: Reply) -> None:
         """Make a node a member, or say on both sides why not."""
@@ -130,9 +130,9 @@ class Roster:
             return
         self.members[name] = Member(name, node)
         self.agreement.described[name] = note
-        self._tell(f"'{name}' is there")
+        self.tell(f"'{name}' is there")
         if unnamed := self.agreement.unnamed():
-            self._tell(
+            self.tell(
                 f"no names of columns from {', '.join(map(repr, unnamed))}: whether they are those of the "
                 "others, in the same order, is for people to check"
             )
@@ -140,14 +140,14 @@ class Roster:
     def _refuse(self, node: Node, name: str, why: str) -> None:
         double = name if name in self.members else ""
         self._strangers[node.id] = _Stranger(node.activation, why=f"'{name}': {why}", double=double)
-        self._tell(f"'{name}' is not taken in: {why}")
+        self.tell(f"'{name}' is not taken in: {why}")
 
     # -- messages --------------------------------------------------------------------------------
 
     def tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._tell(text)
+            self.tell(text)
 
     def send(self, names: Sequence[str], note: Note, payload: bytes, largest: int) -> list[str]:
         """Send the same message to members; the ids under which they answer (see `Link.send`)."""
@@ -171,4 +171,4 @@ class Roster:
                 while self.link.receive(name) is None and time.monotonic() < until:
                     if number not in self.link.nodes():
                         break
-                    time.sleep(self._interval)
+                    time.sleep(self.interval)

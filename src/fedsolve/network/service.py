@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.network.calls import address
-from fedsolve.network.doorway import Doorway
 from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys, private_folder
 from fedsolve.network.security import WatchedFile
@@ -55,7 +54,7 @@ def serving(
     tell = tell or partial(logging.getLogger("fedsolve").warning, "%s")
     sites = (lambda: None) if keys is None else site_names(Keys(keys), tell)
     mail, log = state / "mail", state / "gate.log"
-    check_free(*address(listen))
+    address(listen)  # refused, if it is none
     shutil.rmtree(mail, ignore_errors=True)  # what a server left that was killed
     private_folder(mail)
     with begin_log(log, style) as stream:
@@ -78,8 +77,7 @@ def serving(
         assert process.stdout is not None
         opened = select.select([process.stdout], [], [], 60.0)[0] and process.stdout.readline()
         if not opened:  # its first line says so
-            why = f"the gate does not open on {listen}: {last_line(log)}"
-            raise CohortError(f"{why} Is the port taken? (Log: {log})")
+            raise CohortError(f"the gate does not open on {listen}: {last_line(log)} (Log: {log})")
         yield GateLink(process, mail, sites, check, tell)
     finally:
         process.terminate()
@@ -103,18 +101,6 @@ def gate_command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -
     held = [] if keys is None else [str(Path(keys).absolute())]
     place = [listen, str(mail.absolute()), str(os.getpid()), *held]
     return [sys.executable, "-m", "fedsolve.network.gate", *place]
-
-
-def check_free(host: str, port: int) -> None:
-    """Raise if something listens there already: its answers would be taken for those of the gate."""
-    try:
-        with Doorway.at(host, port) as probe:
-            probe.listen()
-    except OSError as problem:
-        raise CohortError(
-            f"cannot listen on {host}:{port} ({problem.strerror or problem}). Is another server running? "
-            "Stop it, or choose another --listen."
-        ) from problem
 
 
 _STARTED = "== the process starts"

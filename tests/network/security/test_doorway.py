@@ -72,7 +72,7 @@ def test_crowds_of_strangers_cost_little_and_keep_no_site_out(keys: Keys, tmp_pa
         with serving(tmp_path, listen, keys.folder) as link:
 
             def memory() -> float:
-                status = Path(f"/proc/{link._process.pid}/status").read_text()
+                status = Path(f"/proc/{link.process.pid}/status").read_text()
                 return int(status.split("VmHWM:")[1].split()[0]) * 1024 / MEGABYTE
 
             def passes() -> bool:

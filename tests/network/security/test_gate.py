@@ -155,7 +155,7 @@ def test_a_large_answer_goes_to_the_disk_and_not_into_memory(deployment: Deploym
     """One of 16 x 60 MB took 1.8 GB in the process that kept the messages before."""
 
     def memory() -> float:
-        status = Path(f"/proc/{deployment.link._process.pid}/status").read_text()
+        status = Path(f"/proc/{deployment.link.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
     client = north.client(deployment.gate)
@@ -411,7 +411,7 @@ def test_nothing_listens_but_the_gate(keys: Keys, tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom fedsolve.network.service import serving\n"
         f"with serving(Path({str(tmp_path)!r}), '127.0.0.1:{port}', Path({str(keys.folder)!r})) as link:\n"
-        "    print(link._process.pid, flush=True)\n    time.sleep(600)\n"
+        "    print(link.process.pid, flush=True)\n    time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
