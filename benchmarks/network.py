@@ -24,9 +24,8 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import Memory
 from fedsolve.closedform.deepafl_client import KIND
-from fedsolve.network.gate_link import GateLink
+from fedsolve.network.gate_link import GateLink, serving
 from fedsolve.network.network_federation import NetworkFederation
-from fedsolve.network.service import serving
 
 CLASSES = 10
 

@@ -42,12 +42,12 @@ from fedsolve.federation.participant import Participant
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network import require_network
 from fedsolve.network.answering import Answerer
+from fedsolve.network.gate_link import serving
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.node import Connection, SiteNode
 from fedsolve.network.parcels import Note
 from fedsolve.network.security import load_client_key
-from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.primitives import Verify, signer, verifier

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.network.gate_link import GateLink
+from fedsolve.network.gate_link import GateLink, serving
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.service import serving
 from tests.conftest import Dataset
 from tests.network.security.keyring import keys_for
 from tests.network.security.processes import free_port, running, stop

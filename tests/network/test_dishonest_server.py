@@ -14,9 +14,9 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.federation.folds import Part
+from fedsolve.network.gate_link import serving
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.network_federation import NetworkFederation
-from fedsolve.network.service import serving
 from fedsolve.privacy import SecureFederation
 from tests.network.security.processes import free_port
 

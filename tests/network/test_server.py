@@ -17,9 +17,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.network.answering import Answerer
+from fedsolve.network.gate_link import begin_log, last_line, serving, site_names
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
-from fedsolve.network.service import begin_log, last_line, serving, site_names
 from tests.network.security.processes import QUIET, free_port, running
 
 from .conftest import Nodes

@@ -195,7 +195,7 @@ def _score(engine: Federation, model: Model) -> dict[str, float]:
 @contextmanager
 def _linked(options: ServerOptions, output: Output) -> Iterator[Any]:
     """The link to the sites: Flower's grid inside a Flower run, else a gate of this server's own."""
-    from fedsolve.network.service import serving
+    from fedsolve.network.gate_link import serving
 
     state = Path(options.state)
     if options.engine == "flower":

@@ -8,7 +8,7 @@
     questions   whatever members are asked, waited for and asked for again where need be
     expected    what replies must look like
     link        what carries messages to sites and answers back: by gate_link, file_link or flower
-    gate        what the network reaches of a server: mailbox, doorway; service starts and stops it
+    gate        what the network reaches of a server: mailbox, doorway; gate_link is the server's end of it
     node        a site in one process, which calls at the gate by gate_client
     keyfolder   keys and lists of sites; besides certificates, security (whom a site believes), diagnosis
 

@@ -41,7 +41,6 @@ _DNS = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 
-
 RENEW = "At the server: fedsolve keys renew, then start it again; sites need nothing."
 NEW_AUTHORITY = "Begin anew: fedsolve keys init in another folder; send ca.crt to all sites."
 ASK_FOR_AUTHORITY = "Ask the server's operator for the new ca.crt."
@@ -105,8 +104,7 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
                 "For a new server certificate use 'fedsolve keys renew'; for a new federation another folder."
             )
     names = _alternative_names(hosts)
-    key, name = new_key(), _subject("fedsolve certificate authority")
-    usage = "key_cert_sign", "crl_sign"
+    key, name, usage = new_key(), _subject("fedsolve certificate authority"), ("key_cert_sign", "crl_sign")
     certificate = _signed(name, name, key.public_key(), key, usage, authority=True, days=AUTHORITY_DAYS)
     private_folder(keys.folder)
     write_new_private(keys.authority_key, _private_pem(key))
@@ -126,15 +124,10 @@ def _issue(keys: Keys, names: x509.SubjectAlternativeName, days: int) -> None:
     """The server's key and certificate, signed by the authority; an old pair is replaced."""
     authority, signer = load_certificate(keys.authority), load_key(keys.authority_key)
     key, subject = new_key(), _subject("fedsolve server")
-    more = [
-        names,
-        x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
-    ]
-    until = authority.not_valid_after_utc
-    certificate = _signed(
-        subject, authority.subject, key.public_key(), signer, more=more, days=days, until=until
-    )
+    usage = x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH])
+    more = names, usage, x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    parties = subject, authority.subject, key.public_key(), signer
+    certificate = _signed(*parties, more=more, days=days, until=authority.not_valid_after_utc)
     container.write_atomically(keys.server_key, _private_pem(key), private=True)
     container.write_atomically(keys.server_certificate, _pem(certificate))
 
@@ -172,8 +165,7 @@ def _anchor_name(key: ec.EllipticCurvePublicKey) -> x509.Name:
 
 def authority_fingerprint(keys: Keys) -> str:
     """SHA-256 of the authority's certificate in hexadecimal, to be compared by telephone."""
-    digest = load_certificate(keys.authority).fingerprint(hashes.SHA256()).hex().upper()
-    return ":".join(digest[start : start + 2] for start in range(0, len(digest), 2))
+    return load_certificate(keys.authority).fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def verify_pair(certificate: Path, key: Path, remedy: str) -> str:
@@ -265,10 +257,9 @@ def _signed(
 
     usage: of `_USAGES`. days: None for one that is always valid; until: its end at the latest.
     """
-    today = now().replace(microsecond=0)
-    start, end = today - datetime.timedelta(hours=1), today + datetime.timedelta(days=days or 0)
-    if days is None:
-        start, end = _BEGINNING, _END
+    start, end, today = _BEGINNING, _END, now().replace(microsecond=0)
+    if days is not None:
+        start, end = today - datetime.timedelta(hours=1), today + datetime.timedelta(days=days)
     allowed = x509.KeyUsage(**{name: name in usage for name in _USAGES})
     limits = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
     made = (

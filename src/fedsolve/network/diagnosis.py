@@ -142,7 +142,7 @@ def roster(keys: Keys, name: str) -> Finding:
 
     def known() -> str | Finding:
         others = sorted(set(keys.roster.sites()) - {name})
-        seen = f"{keys.roster.path}: {len(others)} other site(s)" + "".join(f", {other}" for other in others)
+        seen = ", ".join([f"{keys.roster.path}: {len(others)} other site(s)", *others])
         if len(others) < _LEAST_OTHERS:
             remedy = (
                 "Compare fingerprints with those sites by telephone, then: fedsolve keys roster SITE.pub ..."
@@ -178,9 +178,8 @@ def port(listen: str, keys: Keys | None) -> Finding:
         host, number = address(listen)
         Doorway.at(host, number).close()
     except (FedsolveError, socket.gaierror) as problem:
-        return Finding(
-            "port", "failed", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2
-        )
+        remedy = "Give an address of this machine, or 0.0.0.0."
+        return Finding("port", "failed", f"{listen}: {problem}", remedy, 2)
     except PermissionError:
         return Finding("port", "failed", f"{listen}: not allowed", "Use a port above 1023.", 3)
     except OSError as problem:
@@ -207,9 +206,8 @@ def connection(server: str, keys: Keys | None, name: str | None) -> Iterator[Fin
             key = security.load_client_key(keys, name)
         shown = gate_client.shown(host, number, trusted, key)
     except socket.gaierror as problem:
-        yield Finding(
-            "server name", "failed", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3
-        )
+        remedy = "Check the name, and the DNS."
+        yield Finding("server name", "failed", f"{host}: {problem.strerror}", remedy, 3)
         return
     except ssl.SSLCertVerificationError as problem:
         reason = problem.verify_message or str(problem)
@@ -256,9 +254,8 @@ def _known(server: str, trusted: Path | None, key: Any, name: str | None) -> Ite
         yield Finding(check, "failed", seen, remedy, 3)
         return
     except (ValueError, KeyError, TypeError) as problem:
-        yield Finding(
-            "server", "failed", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3
-        )
+        seen = f"it does not answer as a fedsolve server ({problem})"
+        yield Finding("server", "failed", seen, "Check the port.", 3)
         return
     yield Finding("wire", "ok", f"{about['wire']} at both ends")
     seen = f"{abs(clock):.1f} s {'behind' if clock > 0 else 'ahead of'} the server's"

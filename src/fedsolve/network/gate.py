@@ -4,16 +4,15 @@
 
 It keeps the mailbox: sites fetch messages here and bring answers, which it writes to disk. The server starts
 it, and talks to it over the pipes between them: nothing else on the machine listens, and no other account of
-it can take part. A call for a message is answered when there is one, or after `WAIT` seconds.
+it can take part.
 
 Who calls is settled by TLS 1.3 before anything is read: the server shows a certificate of its authority, and
 the site one that its own key has signed. The handshake of a key that is not on the list of registered sites
 fails. The list is read again when it changes: a new site comes in at once, and a call of one that was removed
-is refused, on an open connection too. Each site has `PER_SITE` connections at most, and with them open files.
+is refused, on an open connection too.
 
 For each call the gate checks method and path, that the site is on the list now, and the size, which must be
-declared, and for an answer below what the server said that it takes; then the body is read. A connection
-whose handshake does not end is closed soon (`doorway`). Large files are written in threads.
+declared, and for an answer below what the server said that it takes; then the body is read.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ import re
 import secrets
 import stat
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from fedsolve import container
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained, require
 from fedsolve.network.ciphers import ec, exceptions, serialization
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -152,9 +151,7 @@ class Keys:
 
 def require_ciphers() -> None:
     """Refuse, with the extra to install, where the library for keys and signatures is missing."""
-    if find_spec("cryptography") is None:
-        missing = "keys and signatures need the package cryptography, which is not installed."
-        raise DataError(f"{missing} Install it: pip install 'fedsolve[privacy]'.")
+    require("cryptography", "privacy", "a key or a signature")
 
 
 def site_name(text: str) -> str:
@@ -176,10 +173,8 @@ def verify_private(path: Path) -> None:
 
 def private_folder(folder: Path) -> None:
     """Make the folder, open to its owner only; one that exists stays as it is."""
-    try:
+    with explained(f"cannot make {folder}", "", ModelFileError, OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ModelFileError(f"cannot make {folder}: {problem.strerror or problem}.") from problem
 
 
 def write_new_private(path: Path, data: bytes) -> None:
@@ -187,8 +182,7 @@ def write_new_private(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     container.write_atomically(partial, data, private=True)
     try:
-        os.link(partial, path)
-    except OSError as problem:
-        raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem
+        with explained(f"cannot write {path}", "", ModelFileError, OSError):
+            os.link(partial, path)
     finally:
         partial.unlink()

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedsolve.network import security
-from fedsolve.network.gate_link import GateLink
+from fedsolve.network.gate_link import GateLink, serving
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.link import Node
-from fedsolve.network.service import serving
 
 from .keyring import keys_for
 from .processes import free_ports

@@ -22,9 +22,9 @@ from fedsolve import version
 from fedsolve.cli.doctor import look_at_data
 from fedsolve.errors import CohortError
 from fedsolve.network import certificates, diagnosis, gate_client, security
+from fedsolve.network.gate_link import serving
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
-from fedsolve.network.service import serving
 from tests.command import fedsolve
 
 from .conftest import STRANGER, Deployment

@@ -13,8 +13,8 @@ import pytest
 
 from fedsolve.network import doorway
 from fedsolve.network.doorway import Doorway
+from fedsolve.network.gate_link import serving
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.service import serving
 
 from .calls import Caller
 from .conftest import SITES

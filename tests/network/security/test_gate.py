@@ -21,9 +21,9 @@ import pytest
 from fedsolve.network import certificates, gate, security, versions
 from fedsolve.network.calls import ABOUT, ANSWER, LEAVE, PROCESS, PULL, WIRE
 from fedsolve.network.gate_client import GateClient, Refused, site_context
+from fedsolve.network.gate_link import serving
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.parcels import LARGEST, Parcel
-from fedsolve.network.service import serving
 
 from .calls import Caller, reason
 from .conftest import SITES, STRANGER, Deployment
@@ -409,7 +409,7 @@ def test_nothing_listens_but_the_gate(keys: Keys, tmp_path: Path) -> None:
     """Neither the server's process nor its gate has a port besides the one that sites use."""
     port = free_ports(1)[0]
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom fedsolve.network.service import serving\n"
+        "import sys, time\nfrom pathlib import Path\nfrom fedsolve.network.gate_link import serving\n"
         f"with serving(Path({str(tmp_path)!r}), '127.0.0.1:{port}', Path({str(keys.folder)!r})) as link:\n"
         "    print(link.process.pid, flush=True)\n    time.sleep(600)\n"
     )

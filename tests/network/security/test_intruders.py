@@ -17,10 +17,10 @@ import fedsolve as fs
 from fedsolve.errors import CohortError
 from fedsolve.network import certificates
 from fedsolve.network.answering import Answerer
+from fedsolve.network.gate_link import gate_command
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
 from fedsolve.network.security import site_key
-from fedsolve.network.service import gate_command
 
 from .conftest import STRANGER, Deployment
 from .processes import free_ports, gone, listening, running
@@ -60,7 +60,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
     parent = (
         "import subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "from fedsolve.network.service import gate_command\n"
+        "from fedsolve.network.gate_link import gate_command\n"
         f"line = gate_command({outer!r}, Path({str(tmp_path)!r}), {str(keys.folder)!r})\n"
         "subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
         "time.sleep(600)\n"
