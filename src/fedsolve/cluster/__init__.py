@@ -11,12 +11,11 @@ Nothing is imported before it is used: ray is an optional extra.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import socket
 
-from fedsolve.errors import CohortError, DataError
+from fedsolve.errors import CohortError, DataError, require
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Ray sends no usage reports, and leaves GPUs visible to workers that reserve none."""
@@ -24,10 +23,9 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": 
 
 def require_ray() -> None:
     """Refuse where Ray is missing, naming the extra to install; switch off its usage reports."""
-    if importlib.util.find_spec("ray") is None:
-        raise DataError("this needs Ray, which is not installed. Install it: pip install 'fedsolve[ray]'.")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    require("ray", "ray", "this engine")
 
 
 _SECONDS = 10

@@ -238,12 +238,8 @@ class Crew:
         asked: dict[Any, Errand] = {}
 
         def ask(errand: Errand) -> None:
-            if errand.first not in sent:
-                assert errand.first is not None
-                sent[errand.first] = self._ray.put(request.starting_at(errand.first, chain))
-            report, sums = self._ask(
-                errand.worker, "answer", sent[errand.first], errand.lanes, places, parts=2
-            )
+            words = sent[errand.first], errand.lanes, places
+            report, sums = self._ask(errand.worker, "answer", *words, parts=2)
             asked[report] = replace(errand, sums=sums)
 
         for worker, packets in work.items():
@@ -258,8 +254,10 @@ class Crew:
                     raise CohortError(
                         f"a worker still lacks model blocks from {report.have} on after being sent them."
                     )
-                more = len(errand.names) * request.starting_at(report.have, chain).nbytes
-                catch_up = errand.catch_up_bytes + more
+                longer = request.starting_at(report.have, chain)
+                if report.have not in sent:
+                    sent[report.have] = self._ray.put(longer)
+                catch_up = errand.catch_up_bytes + len(errand.names) * longer.nbytes
                 ask(replace(errand, catch_up_bytes=catch_up, first=report.have))
             else:
                 yield replace(errand, report=report)

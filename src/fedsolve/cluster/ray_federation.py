@@ -151,8 +151,6 @@ class RayFederation(Federation):
         keywords = {"device": federation.device, **keywords}
         return cls(federation.partition, classes=federation.classes, task=federation.task, **keywords)
 
-    # -- what a method sees ------------------------------------------------------------------------
-
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients, sorted: the order of every sum."""
@@ -236,8 +234,6 @@ class RayFederation(Federation):
                     report.empty.append(name)
         return self._crew.joined(done, len(lanes), missing) if lanes else Term()
 
-    # -- the workers ---------------------------------------------------------------------------------
-
     @property
     def pids(self) -> list[int]:
         return self._crew.pids()
@@ -256,8 +252,6 @@ class RayFederation(Federation):
     def __repr__(self) -> str:
         return f"RayFederation({len(self._names)} clients, workers={len(self._crew)})"
 
-    # -- inside ----------------------------------------------------------------------------------------
-
     def _lanes(self, cohort: list[str], request: Request, chain: Chain) -> list[Lane]:
         """The cohort in lanes of batches; batches are of clients that one machine can answer for."""
         everybody, split = len(cohort) == len(self._names), [name for name in cohort if name in self._split]
@@ -268,12 +262,10 @@ class RayFederation(Federation):
                 "of sums over rows, such as DeepAFL."
             )
         seats = [seat for name in cohort for seat in self._split.get(name, [name])]
-        runs = [list(run) for _, run in groupby(seats, self._machine)]
-        batches = [
-            batch for run in runs for batch in batched(run, self._rows, request, chain, everybody=everybody)
-        ]
-        if self._split:
-            batches = [(seat,) for seat in seats]
+        batches: list[tuple[str, ...]] = [(seat,) for seat in seats]
+        if not self._split:
+            runs = [list(run) for _, run in groupby(seats, self._machine)]
+            batches = [each for run in runs for each in batched(run, self._rows, request, chain, everybody)]
         return in_lanes(batches, self._rows, self._machine)
 
     def _work(self, lanes: list[Lane]) -> dict[int, list[list[Lane]]]:

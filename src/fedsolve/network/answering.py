@@ -117,7 +117,7 @@ class Answerer:
         self._kept = None if self.state is None else self.state / "model-so-far.safetensors"
         self._remembered = Chain().digest
         self._rows = None if self.rows is None else RowsByRun(self.rows, self.data)
-        self._data, self._participant = self.data, self._new_participant(self.data)
+        self._participant = self._new_participant(self.data)
         if self.chain is not None:
             self._participant.memory.chain = self.chain
         if self._kept is not None and self._kept.exists():
@@ -180,15 +180,13 @@ class Answerer:
         self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
         return {}, b""
 
-    # -- what this site has ----------------------------------------------------------------------
-
     def _describe(self, note: Note, _: Array) -> tuple[Note, bytes]:
         self._check_secure(bool(note.get("secure")))
         self._check_schema(note.get("schema"))
         self._check_lists(note)
-        schema = self.data.schema
-        labels = self._data.labels
-        description: Note = {"name": self.name, "version": __version__, "features": self._data.width}
+        data, schema = self._participant.data, self.data.schema
+        labels = data.labels
+        description: Note = {"name": self.name, "version": __version__, "features": data.width}
         description |= {"classes": None, "columns": self._columns}
         description["targets"] = 1 if labels.ndim == 1 else int(labels.shape[1])
         description["schema"] = None if schema is None else schema.digest
@@ -201,7 +199,7 @@ class Answerer:
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
                 )
-            own = np.unique(self._data.own_labels())
+            own = np.unique(data.own_labels())
             if own.dtype.kind == "f" and len(own) > FEW_CLASSES and np.any(own != np.rint(own)):
                 raise Declined(
                     f"the labels of '{self.name}' are numbers, and the server wants classes. Start it with "
@@ -257,12 +255,10 @@ class Answerer:
 
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
-        if labels.dtype.kind != self._data.labels.dtype.kind:
-            site = self.data
-            self._data = ClientData(site.source, labels, site.rows, site.weights, schema=site.schema)
-            self._participant = self._new_participant(self._data)
-
-    # -- answering -------------------------------------------------------------------------------
+        site = self.data
+        if labels.dtype.kind != self._participant.data.labels.dtype.kind:
+            data = ClientData(site.source, labels, site.rows, site.weights, schema=site.schema)
+            self._participant = self._new_participant(data)
 
     def _answer(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         started, request = time.perf_counter(), decode_request(payload.tobytes())

@@ -213,7 +213,8 @@ class Gate:
 
     async def _pull(self, request: Request, caller: Caller) -> Response:
         try:
-            have = json.loads(await whole(request))["have"]
+            declared_size(request.headers, _SMALL)
+            have = json.loads(b"".join([piece async for piece in _in_time(request)]))["have"]
             if not all(isinstance(each, str) and _WORD.fullmatch(each) for each in have):
                 raise ValueError("not the names of messages")
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
@@ -356,11 +357,6 @@ def declared_size(headers: Mapping[str, str], most: int) -> int:
     if len(declared) > 20 or int(declared) > most:
         raise Refusal(413, f"{declared[:20]} bytes in one call; at most {most:,} are taken.", "size")
     return int(declared)
-
-
-async def whole(request: Request) -> bytes:
-    declared_size(request.headers, _SMALL)
-    return b"".join([piece async for piece in _in_time(request)])
 
 
 async def store(request: Request, path: Path, came: Callable[[int], None]) -> str:

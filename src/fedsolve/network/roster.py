@@ -62,8 +62,6 @@ class Roster:
         why = "; ".join(each.why for each in self._strangers.values() if each.why)
         return f"Not taken in: {why} " if why else ""
 
-    # -- who is there ----------------------------------------------------------------------------
-
     def look(self, every: float = 0.0) -> None:
         """See which nodes are there now, at most once in `every` seconds."""
         if time.monotonic() - self._looked < every:
@@ -141,8 +139,6 @@ class Roster:
         double = name if name in self.members else ""
         self._strangers[node.id] = _Stranger(node.activation, why=f"'{name}': {why}", double=double)
         self.tell(f"'{name}' is not taken in: {why}")
-
-    # -- messages --------------------------------------------------------------------------------
 
     def tell_once(self, text: str) -> None:
         if text not in self._told:

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from fedsolve.errors import DataError, explained, require
 from fedsolve.tracking.tracked_runs import COMPLETE, FAILED, INTERRUPTED, Tracker
@@ -50,8 +49,11 @@ class MLflowTracker(Tracker):
         self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
     ) -> Collection[int]:
         with _quiet():
-            experiment = self._experiment(facts.get("experiment", EXPERIMENT))
-            found = self._earlier(experiment, identity)
+            named = facts.get("experiment", EXPERIMENT)
+            known = self._client.get_experiment_by_name(named)
+            experiment = str(self._client.create_experiment(named) if known is None else known.experiment_id)
+            wanted, order = f"tags.`{IDENTITY}` = '{identity}'", ["attributes.start_time DESC"]
+            found = [] if identity is None else self._client.search_runs([experiment], wanted, order_by=order)
             if found and resumed:
                 self._run = found[0].info.run_id
                 self._client.update_run(self._run, status="RUNNING")
@@ -72,17 +74,6 @@ class MLflowTracker(Tracker):
 
     def end(self, how: str) -> None:
         self._client.set_terminated(self._run, _STATUS[how])
-
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
-
-    def _earlier(self, experiment: str, identity: str | None) -> list[Any]:
-        if identity is None:
-            return []
-        wanted = f"tags.`{IDENTITY}` = '{identity}'"
-        order = ["attributes.start_time DESC"]
-        return list(self._client.search_runs([experiment], wanted, order_by=order))
 
 
 @contextmanager

@@ -57,8 +57,6 @@ class Tracker(Follower):
     def end(self, how: str) -> None:
         """The training is over: complete, interrupted or failed. Scores may still follow."""
 
-    # -- what is heard -----------------------------------------------------------------------------
-
     def started(self, training: Training) -> None:
         name = training.name or training.method
         self._step = 0

@@ -113,8 +113,6 @@ class Board(Follower):
             self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
             self._writer.start()
 
-    # -- what it is told ---------------------------------------------------------------------------
-
     def _enter(self, **values: Any) -> None:
         with self._lock:
             self._state |= values
@@ -209,8 +207,6 @@ class Board(Follower):
             self._writer.join(10)
             self._writer = None
             self._write()
-
-    # -- what it gives -----------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
         standings = [vars(one) for one in self._standings()]
