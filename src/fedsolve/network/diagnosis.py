@@ -28,9 +28,6 @@ _CODES: dict[type[FedsolveError], int] = {TermError: 3, CohortError: 3, ModelFil
 
 State = Literal["ok", "warning", "failed"]
 
-_LEAST_OTHERS = 2
-"""Sites besides one's own that a secure sum takes."""
-
 SCARCE, LOW = 500e6, 5e9
 _WRONG_PORT = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
 
@@ -143,11 +140,11 @@ def roster(keys: Keys, name: str) -> Finding:
     def known() -> str | Finding:
         others = sorted(set(keys.roster.sites()) - {name})
         seen = ", ".join([f"{keys.roster.path}: {len(others)} other site(s)", *others])
-        if len(others) < _LEAST_OTHERS:
+        if len(others) < (least := security.LEAST_SITES - 1):
             remedy = (
                 "Compare fingerprints with those sites by telephone, then: fedsolve keys roster SITE.pub ..."
             )
-            return Finding("roster", "warning", f"{seen}; secure sums take {_LEAST_OTHERS} at least", remedy)
+            return Finding("roster", "warning", f"{seen}; secure sums take {least} at least", remedy)
         security.believed_keys(keys, name)
         return seen
 

@@ -73,33 +73,19 @@ _log = logging.getLogger("fedsolve.gate")
 SiteCall = Callable[[Request, Caller], Awaitable[Response]]
 
 
-class Register:
-    """The registered sites by public key, read again whenever the file changes.
+def register(keys: Keys) -> WatchedFile[dict[bytes, Site]]:
+    """The registered sites by public key, read again whenever the file changes."""
 
-    A list that cannot be read lets nobody in: the alternative would keep in a site just removed.
-    """
+    def read() -> dict[bytes, Site]:
+        sites = keys.registered.sites()
+        _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
+        return {site.pem: site for site in sites.values()}
 
-    def __init__(self, keys: Keys) -> None:
-        def read() -> dict[bytes, Site]:
-            sites = keys.registered.sites()
-            _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
-            return {site.pem: site for site in sites.values()}
+    def failed(problem: Exception, _: object) -> dict[bytes, Site]:
+        _log.error("nobody is let in: %s", problem)  # the list of before would keep in a site just removed
+        return {}
 
-        def failed(problem: Exception, _: object) -> dict[bytes, Site]:
-            _log.error("nobody is let in: %s", problem)
-            return {}
-
-        self._sites = WatchedFile(keys.registered.path, read, failed)
-        self._trusted: set[bytes] = set()
-
-    def site(self, pem: bytes) -> Site | None:
-        return self._sites().get(pem)
-
-    def trust(self, context: ssl.SSLContext) -> None:
-        """Let the handshakes of registered sites succeed; a site that is removed is refused by `site`."""
-        if new := self._sites().keys() - self._trusted:
-            context.load_verify_locations(cadata=anchors(new))
-            self._trusted |= new
+    return WatchedFile(keys.registered.path, read, failed)
 
 
 class Gate:
@@ -109,7 +95,7 @@ class Gate:
         """door: is told whose connections are known."""
         self.mailbox = mailbox
         self._door = door
-        self._register = None if keys is None else Register(keys)
+        self._sites = None if keys is None else register(keys)
         if door is not None and keys is not None:
             unknown = "it did not show the certificate of a registered site"
             door.refused = lambda host: self._once(f"refused {host}: {unknown}", sender=host)
@@ -147,21 +133,27 @@ class Gate:
     # -- who calls -------------------------------------------------------------------------------
 
     def trust(self, context: ssl.SSLContext) -> None:
-        """Let this context know the registered sites, at every handshake those of that moment."""
-        assert self._register is not None
-        register = self._register
+        """Let handshakes of registered sites succeed, at any time; calls of one removed are refused."""
+        assert self._sites is not None
+        sites, trusted = self._sites, set[bytes]()
+
+        def trust_new(*_: object) -> None:
+            if new := sites().keys() - trusted:
+                context.load_verify_locations(cadata=anchors(new))
+                trusted.update(new)
+
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.num_tickets = 0
-        context.sni_callback = lambda *_: register.trust(context)
+        context.sni_callback = trust_new
 
     def connected(self, connection: Any, transport: asyncio.Transport) -> bytes:
         """Enter a connection whose handshake is done; the public key (PEM) of who is at its other end."""
         shown = transport.get_extra_info("ssl_object")
-        if shown is None or self._register is None:
+        if shown is None or self._sites is None:
             return b""
         pem = public_pem(shown.getpeercert(True))
-        if (site := self._register.site(pem)) is not None:
+        if (site := self._sites().get(pem)) is not None:
             self._known(transport.get_extra_info("peername"))
             mine = self._connections.setdefault(site.name, {})
             if len(mine) >= PER_SITE:
@@ -190,13 +182,13 @@ class Gate:
             )
         if not _WORD.fullmatch(process):
             raise Refusal(400, "the call does not say which process makes it.", "process")
-        if self._register is None:
+        if self._sites is None:
             mark = request.headers.get(calls.SITE, "")
             if not _WORD.fullmatch(mark):
                 raise Refusal(400, "this server is insecure: start the site with --insecure, too.", "site")
             self._known(request.client)
             return Caller(mark, None, process)
-        site = self._register.site(request.scope["state"]["key"])
+        site = self._sites().get(request.scope["state"]["key"])
         if site is None:
             raise Refusal(401, "this site is not registered at the server any more.", calls.UNREGISTERED)
         return Caller(site.name, site.name, process)

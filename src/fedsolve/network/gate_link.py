@@ -261,11 +261,7 @@ def serving(
 
 
 def gate_command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -> list[str]:
-    """The command line of a gate that ends when the calling process does; its log goes to stderr.
-
-    mail: the folder of messages and answers. The gate is told on its standard input what to do, and says on
-          its standard output what happens (`mailbox`).
-    """
+    """The command line of a gate that ends when the calling process does; its log goes to stderr."""
     held = [] if keys is None else [str(Path(keys).absolute())]
     place = [listen, str(mail.absolute()), str(os.getpid()), *held]
     return [sys.executable, "-m", "fedsolve.network.gate", *place]

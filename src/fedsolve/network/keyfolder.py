@@ -7,7 +7,7 @@ registered sites; a site's folder holds the authority's certificate and the site
     keys/server.pem, server.key         the server's certificate and its key
     keys/clients/NAME.key, NAME.pub     a site's key pair, made where the site is; NAME.pub goes to the server
     keys/registered                     one line for each site that may take part: its public key and its name
-    keys/roster                         at a site: the same for the other sites that it knows, for secure sums
+    keys/roster                         at a site: the same for those whose keys its own people have compared
 
 All keys are elliptic-curve keys on P-256. The server's certificate tells a site that it speaks to the right
 server; a site's key, in the certificate that it signs for itself, tells the server which site speaks.
@@ -128,11 +128,7 @@ class SiteList:
 
 
 class Keys:
-    """The folder of keys, and the names of the files in it.
-
-    registered: the sites that may take part. A running server refuses the next call of one that is removed.
-    roster:     at a site, the other sites whose keys its own people have compared.
-    """
+    """The folder of keys, and the names of the files in it."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

@@ -14,7 +14,7 @@ from fedsolve.network.keyfolder import Keys, Site, private_folder, write_new_pri
 
 T = TypeVar("T")
 
-_LEAST_SITES = 3
+LEAST_SITES = 3
 """With which a secure sum can be made."""
 
 
@@ -65,7 +65,7 @@ def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]
             f"fedsolve keys roster --remove {name}"
         )
     sites = known | {name: own}
-    if len(sites) < _LEAST_SITES:
+    if len(sites) < LEAST_SITES:
         raise ModelFileError(
             f"{keys.roster.path} knows {len(sites) - 1} other site(s); a secure sum takes two at least "
             f"besides {name!r}. Get their public keys, compare fingerprints with them by telephone, and list "

@@ -190,10 +190,9 @@ class Board(Follower):
     def complete(self) -> None:
         """Everything is done: all cells of an experiment, or what a server does after its training."""
         with self._lock:
-            self._enter(phase="complete", under_way=None)
             if (cells := self._state["cells"]) is not None:
                 self.cells(cells["total"], cells["total"], "", "", 0.0)
-                self._enter(phase="complete")
+            self._enter(phase="complete", under_way=None)
 
     def stopped(self, problem: BaseException) -> None:
         said = "interrupted" if isinstance(problem, KeyboardInterrupt) else str(problem)
