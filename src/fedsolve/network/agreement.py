@@ -14,14 +14,12 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
-from fedsolve.labels import FEW_CLASSES, are_codes, class_list, labels_from_note, labels_note, listed
+from fedsolve.labels import FEW_CLASSES, Task, are_codes, class_list, labels_from_note, labels_note, listed
 from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import columns_apart, strange_columns
 from fedsolve.tables.proposal import merged
 from fedsolve.tables.schema import Schema
 from fedsolve.version import __version__
-
-Task = Literal["classification", "regression"]
 
 PREFERS: Literal["bytes", "exchanges"] = "exchanges"
 """What to save over a network where a method can choose."""

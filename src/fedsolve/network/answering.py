@@ -39,8 +39,6 @@ from fedsolve.registry import NotAllowed, allowing
 from fedsolve.tables.schema import Schema
 from fedsolve.version import __version__
 
-Task = Literal["classification", "regression"]
-
 
 @dataclass(frozen=True)
 class Event:

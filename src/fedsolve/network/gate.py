@@ -249,7 +249,7 @@ class Gate:
         try:
             size = declared_size(request.headers, post.largest)
         except Refusal as refusal:
-            self.mailbox.failed(hole, post, str(refusal))
+            self.mailbox.settle(hole, post, {"is": "failed", "why": str(refusal)})
             raise
         file = f"{post.id}.{secrets.token_hex(4)}"
         path = self.mailbox.folder / file
@@ -266,7 +266,7 @@ class Gate:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self.mailbox.answered(hole, post, file, digest)
+        self.mailbox.settle(hole, post, {"is": "answer", "file": file, "digest": digest})
         return JSONResponse({})
 
     async def _leave(self, _: Request, caller: Caller) -> Response:

@@ -80,14 +80,11 @@ class GateClient:
 
     def hello(self) -> None:
         """Come in: from now on the server sees this site."""
-        told = self._about("POST", calls.HELLO)
+        told = self.about("POST", calls.HELLO)
         self._wait, self._came = min(float(told["wait"]), _LONGEST_WAIT), True
 
-    def about(self) -> dict[str, Any]:
-        """What the server says of itself, without coming in."""
-        return self._about("GET", calls.ABOUT)
-
-    def _about(self, method: str, path: str) -> dict[str, Any]:
+    def about(self, method: str = "GET", path: str = calls.ABOUT) -> dict[str, Any]:
+        """What the server says of itself, by a call that does not come in."""
         before = time.time()
         response = self._http.request(method, path)
         told = _refused(response)

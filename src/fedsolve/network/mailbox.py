@@ -67,15 +67,16 @@ class Caller:
     process: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Post:
-    """A message that waits for its answer, which may have `largest` bytes."""
+    """A message that waits for its answer of `largest` bytes at most. told: when the server last heard of it."""
 
     id: str
     file: str
     size: int
     digest: str
     largest: int
+    told: float | None = None
 
 
 @dataclass
@@ -101,7 +102,6 @@ class Mailbox:
         self.folder, self.tell = folder, tell
         self._holes: dict[str, Pigeonhole] = {}
         self._by_number: dict[int, Pigeonhole] = {}
-        self._told: dict[str, float] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -115,7 +115,6 @@ class Mailbox:
     def take(self, command: dict[str, Any]) -> None:
         if command["do"] == "drop":
             for message in command["messages"]:
-                self._told.pop(message, None)
                 for hole in self._holes.values():
                     if hole.posts.pop(message, None) is not None:
                         hole.arrived.set()
@@ -212,14 +211,16 @@ class Mailbox:
         self.wanted(hole, post.id)
         self.alive(hole)
         now = time.monotonic()
-        if now - self._told.setdefault(post.id, 0.0 if size > _LONG else now) > _COMING:
-            self._told[post.id] = now
+        if post.told is None:
+            post.told = 0.0 if size > _LONG else now
+        if now - post.told > _COMING:
+            post.told = now
             self.tell({"is": "coming", "message": post.id, "done": done, "size": size})
 
-    def answered(self, hole: Pigeonhole, post: Post, file: str, digest: str) -> None:
-        self._told.pop(post.id, None)
+    def settle(self, hole: Pigeonhole, post: Post, event: dict[str, Any]) -> None:
+        """Tell the server what came of a message: an answer, or one that is not taken."""
         del hole.posts[post.id]
-        self.tell({"is": "answer", "message": post.id, "file": file, "digest": digest})
+        self.tell({"message": post.id, **event})
 
     @contextmanager
     def uploading(self, hole: Pigeonhole, post: Post) -> Iterator[None]:
@@ -238,8 +239,3 @@ class Mailbox:
         finally:
             if hole.uploads.get(post.id) is task:
                 del hole.uploads[post.id]
-
-    def failed(self, hole: Pigeonhole, post: Post, why: str) -> None:
-        """An answer came that is not taken."""
-        del hole.posts[post.id]
-        self.tell({"is": "failed", "message": post.id, "why": why})

@@ -27,8 +27,8 @@ from fedsolve.federation.cohort import (
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Chain, Request, Total
-from fedsolve.labels import class_list
-from fedsolve.network.agreement import PREFERS, Agreement, Task
+from fedsolve.labels import TASKS, Task, class_list
+from fedsolve.network.agreement import PREFERS, Agreement
 from fedsolve.network.expected import check_reply, expected_layout, largest_matrix, read_answer
 from fedsolve.network.link import Link
 from fedsolve.network.parcels import LARGEST, Note
@@ -95,7 +95,7 @@ class NetworkFederation(Federation):
                 "Lower the one or raise the other."
             )
         check_choice("missing", missing, ("wait", "continue", "error"))
-        check_choice("task", task, (None, "classification", "regression"))
+        check_choice("task", task, (None, *TASKS))
         self.missing = missing
         self.min_clients = min_clients
         self.reports: list[CohortReport] = []
@@ -177,7 +177,7 @@ class NetworkFederation(Federation):
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
         sums, largest = self._sums(request, chain)
-        with self._asking(report, f"exchange {request.exchange + 1}", started) as questions:
+        with self._asking(report, f"exchange {request.exchange + 1}") as questions:
             questions.ask(known, self._saying(request, largest))
             for name in known:
                 try:
@@ -239,9 +239,9 @@ class NetworkFederation(Federation):
                 report.answered.append(name)
                 yield name, reply.tobytes()
 
-    def _asking(self, report: CohortReport, where: str, started: float | None = None) -> Questions:
+    def _asking(self, report: CohortReport, where: str) -> Questions:
         """Questions to members, which from now on are those under way."""
-        self._under_way = Questions(self._roster, self._waiting, report, where, started)
+        self._under_way = Questions(self._roster, self._waiting, report, where)
         return self._under_way
 
     def _saying(self, request: Request, largest: int) -> Say:

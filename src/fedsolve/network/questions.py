@@ -5,6 +5,7 @@ All of them are safe to repeat.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,11 +35,9 @@ _TELL_EVERY = 10.0
 """Seconds between two words on how much of an answer is there."""
 
 
-def deadline(patience: float | None, started: float | None = None) -> float:
-    """The moment at which patience runs out, counted from `started`, or from now."""
-    if patience is None:
-        return float("inf")
-    return (time.monotonic() if started is None else started) + patience
+def deadline(patience: float | None) -> float:
+    """The moment at which patience runs out, which begins now."""
+    return math.inf if patience is None else time.monotonic() + patience
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,17 @@ class _Asked:
 class Questions:
     """Open questions to members, by name, until the answer of each is taken; a context.
 
-    report:  where it is noted who was asked again; who is missing or has answered is not asked any more.
-    where:   what people are told that is being waited for.
-    started: when patience begins; now when None.
+    report: where it is noted who was asked again; who is missing or has answered is not asked any more.
+    where:  what people are told that is being waited for.
     """
 
     roster: Roster
     waiting: Waiting
     report: CohortReport
     where: str
-    started: float | None = None
 
     def __post_init__(self) -> None:
-        self._deadline = deadline(self.waiting.patience, self.started)
+        self._deadline = deadline(self.waiting.patience)
         self._asked: dict[str, _Asked] = {}
 
     def __enter__(self) -> Questions:

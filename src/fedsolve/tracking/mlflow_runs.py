@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from fedsolve.errors import DataError, explained, require
-from fedsolve.tracking.tracked_runs import COMPLETE, FAILED, INTERRUPTED, Tracker
+from fedsolve.tracking.tracked_runs import COMPLETE, FAILED, INTERRUPTED, Facts, Tracker
 
 EXPERIMENT = "fedsolve"
 IDENTITY = "fedsolve.identity"
@@ -45,9 +45,7 @@ class MLflowTracker(Tracker):
         self._entities = require("mlflow.entities", "mlflow", "mlflow:URI")
         self._run = ""
 
-    def begin(
-        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
-    ) -> Collection[int]:
+    def begin(self, name: str, identity: str | None, resumed: bool, facts: Facts) -> Collection[int]:
         with _quiet():
             named = facts.get("experiment", EXPERIMENT)
             known = self._client.get_experiment_by_name(named)

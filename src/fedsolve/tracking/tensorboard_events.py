@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve.errors import explained, require
-from fedsolve.tracking.tracked_runs import Tracker
+from fedsolve.tracking.tracked_runs import Facts, Tracker
 
 _NEEDS = "tensorboard", "tensorboard:DIR"
 
@@ -32,9 +32,7 @@ class TensorBoardTracker(Tracker):
         self._summaries = require("tensorboard.compat.proto.summary_pb2", *_NEEDS)
         self._writer: Any = None
 
-    def begin(
-        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
-    ) -> Collection[int]:
+    def begin(self, name: str, identity: str | None, resumed: bool, facts: Facts) -> Collection[int]:
         self.close()
         mark = identity or time.strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{re.sub(r'[^A-Za-z0-9.=]+', '-', name).strip('-')}-{mark}"
@@ -67,7 +65,7 @@ class TensorBoardTracker(Tracker):
     def _add(self, **event: Any) -> None:
         self._writer.add_event(self._events.Event(wall_time=time.time(), **event))
 
-    def _text(self, facts: Mapping[str, str]) -> Any:
+    def _text(self, facts: Facts) -> Any:
         """A table for TensorBoard's page of texts."""
         tensors = require("tensorboard.util.tensor_util", *_NEEDS)
         texts = require("tensorboard.plugins.text.metadata", *_NEEDS)

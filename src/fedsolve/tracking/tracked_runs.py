@@ -21,6 +21,8 @@ from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.version import __version__
 
+Facts = Mapping[str, str]
+
 COMPLETE, INTERRUPTED, FAILED = "complete", "interrupted", "failed"
 
 _COUNTED = ("bytes_up", "bytes_down", "catch_up_bytes", "seconds", "step")
@@ -40,9 +42,7 @@ class Tracker(Follower):
         self._step = 0
 
     @abstractmethod
-    def begin(
-        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
-    ) -> Collection[int]:
+    def begin(self, name: str, identity: str | None, resumed: bool, facts: Facts) -> Collection[int]:
         """Begin or continue the run of a training; return the exchanges that the store already has.
 
         identity: identifies a training when it is started again; None if nothing does.

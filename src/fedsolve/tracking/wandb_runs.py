@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedsolve.errors import DataError, require
-from fedsolve.tracking.tracked_runs import COMPLETE, Tracker
+from fedsolve.tracking.tracked_runs import COMPLETE, Facts, Tracker
 
 _FORBIDDEN = r"/\#?%:"
 """What a project's name must not have."""
@@ -29,9 +29,7 @@ class WandbTracker(Tracker):
         self._run: Any = None
         self._how = COMPLETE
 
-    def begin(
-        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
-    ) -> Collection[int]:
+    def begin(self, name: str, identity: str | None, resumed: bool, facts: Facts) -> Collection[int]:
         self.close()
         self._run = self._wandb.init(
             project=self._project,
