@@ -69,7 +69,7 @@ class Caller:
 
 @dataclass
 class Post:
-    """A message that waits for its answer of `largest` bytes at most. told: when the server last heard of it."""
+    """A message that waits for its answer, of `largest` bytes at most. told: when the server last heard."""
 
     id: str
     file: str
