@@ -152,9 +152,9 @@ class Agreement:
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
         others = {other: entry for other, entry in self.described.items() if other != name}
         named = [(f"'{other}'", told["columns"]) for other, told in others.items() if told.get("columns")]
-        known = named if self.columns is None else [("the run's other sites", self.columns)]
+        compared = named if self.columns is None else [("the run's other sites", self.columns)]
         mine = note.get("columns")
-        if known and mine is not None and (why := columns_apart(name, mine, *known[0])):
+        if compared and mine is not None and (why := columns_apart(name, mine, *compared[0])):
             return why
         widths = {int(other["features"]) for other in others.values()}
         if self.spec is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,19 +21,6 @@ SERVER_DAYS = 398
 WARN_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Hosts in every server certificate: for trials on the server machine itself."""
-
-_USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
-"""What a key may be used for, in X.509."""
 
 _BEGINNING = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -255,12 +243,12 @@ def _signed(
 ) -> x509.Certificate:
     """A certificate, valid from an hour ago so that a slow clock does not refuse a new one.
 
-    usage: of `_USAGES`. days: None for one that is always valid; until: its end at the latest.
+    usage: of those of X.509. days: None for one that is always valid; until: its end at the latest.
     """
     start, end, today = _BEGINNING, _END, now().replace(microsecond=0)
     if days is not None:
         start, end = today - datetime.timedelta(hours=1), today + datetime.timedelta(days=days)
-    allowed = x509.KeyUsage(**{name: name in usage for name in _USAGES})
+    allowed = x509.KeyUsage(**{name: name in usage for name in inspect.signature(x509.KeyUsage).parameters})
     limits = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
     made = (
         x509.CertificateBuilder()

@@ -32,9 +32,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -451,7 +450,12 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
     # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
     told = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)
-    mailbox = Mailbox(Path(mail), partial(_tell, told))
+
+    def tell(event: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the server is gone; the gate closes by itself
+            told.write(json.dumps(event).encode() + b"\n")
+
+    mailbox = Mailbox(Path(mail), tell)
     gate = Gate(mailbox, keys, door)
     config = uvicorn.Config(
         until_gone(gate.app()),
@@ -482,16 +486,10 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
     return 0 if server.started else 1
 
 
-def _tell(told: BinaryIO, event: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the server is gone; the gate closes by itself
-        told.write(json.dumps(event).encode() + b"\n")
-
-
 if __name__ == "__main__":
     try:
-        code = main(*sys.argv[1:])
+        sys.exit(main(*sys.argv[1:]))
     except FedsolveError as problem:
         sys.exit(f"error: {problem}")
-    except (KeyboardInterrupt, SystemExit) as stop:
-        code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 0
-    sys.exit(code)
+    except KeyboardInterrupt:
+        pass

@@ -176,9 +176,6 @@ def _add(handler: logging.Handler) -> None:
 def say(text: str, level: str = "info", /, *, shown: bool = True, **fields: Any) -> None:
     """A line on stderr, in the style of the log where one was begun; also in its file."""
     if _LOG.handlers:
-        _LOG.log(_LEVELS[level], "%s", text, extra={"fields": fields, "shown": shown})
+        _LOG.log(getattr(logging, level.upper()), "%s", text, extra={"fields": fields, "shown": shown})
     if shown and not any(type(each) is logging.StreamHandler for each in _LOG.handlers):
         print(text if level == "info" else f"{level}: {text}", file=sys.stderr)
-
-
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
