@@ -99,10 +99,12 @@ def test_a_message_cannot_steer_or_flood_the_terminal(capsys: pytest.CaptureFixt
 def test_a_sender_cannot_fill_the_log_of_the_gate(caplog: pytest.LogCaptureFixture) -> None:
     import httpx
 
+    from fedsolve.network.doorway import Doorway
     from fedsolve.network.gate import _MOST_LINES, Gate
     from fedsolve.network.mailbox import Mailbox
 
-    gate = Gate(Mailbox(Path("nowhere"), lambda event: None), None)
+    with Doorway("127.0.0.1", 0) as door:
+        gate = Gate(Mailbox(Path("nowhere"), lambda event: None), None, door)
 
     async def knock() -> None:
         for host, count in (("10.0.0.1", 50), ("10.0.0.2", 1)):

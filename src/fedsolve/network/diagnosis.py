@@ -173,7 +173,7 @@ def port(listen: str, keys: Keys | None) -> Finding:
     """Whether the server can listen there, or does so already."""
     try:
         host, number = address(listen)
-        Doorway.at(host, number).close()
+        Doorway(host, number).close()
     except (FedsolveError, socket.gaierror) as problem:
         remedy = "Give an address of this machine, or 0.0.0.0."
         return Finding("port", "failed", f"{listen}: {problem}", remedy, 2)

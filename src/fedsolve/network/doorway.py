@@ -35,27 +35,22 @@ class Doorway(socket.socket):
     turned_away: how many were closed, by reason. refused: is told from where a stranger came who left as one.
     """
 
-    def __init__(self, family: int = socket.AF_INET) -> None:
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = found[0]
         super().__init__(family, socket.SOCK_STREAM)
         self.turned_away: Counter[str] = Counter()
         self.refused: Callable[[str], object] = lambda host: None
         self._strangers: dict[Peer, tuple[float, _Visitor]] = {}
         self._known: Counter[str] = Counter()
-
-    @classmethod
-    def at(cls, host: str, port: int) -> Doorway:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, place = found[0]
-        door = cls(family)
         # Connections of an earlier one that are closing do not count.
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind(place)
+            self.bind(place)
         except OSError:
-            door.close()
+            self.close()
             raise
-        door.setblocking(False)
-        return door
+        self.setblocking(False)
 
     def listen(self, backlog: int = 0) -> None:
         """Let callers queue in the kernel, where they cost nothing, however few are accepted at a time."""

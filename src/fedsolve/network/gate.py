@@ -90,12 +90,11 @@ def register(keys: Keys) -> WatchedFile[dict[bytes, Site]]:
 class Gate:
     """The gate in front of a mailbox; without keys, in plain HTTP and for whoever comes."""
 
-    def __init__(self, mailbox: Mailbox, keys: Keys | None, door: Doorway | None = None) -> None:
+    def __init__(self, mailbox: Mailbox, keys: Keys | None, door: Doorway) -> None:
         """door: is told whose connections are known."""
-        self.mailbox = mailbox
-        self._door = door
+        self.mailbox, self._door = mailbox, door
         self._sites = None if keys is None else register(keys)
-        if door is not None and keys is not None:
+        if keys is not None:
             unknown = "it did not show the certificate of a registered site"
             door.refused = lambda host: self._once(f"refused {host}: {unknown}", sender=host)
         self._connections: dict[str, dict[Any, asyncio.Transport]] = {}
@@ -166,7 +165,7 @@ class Gate:
             mine.pop(connection, None)
 
     def _known(self, place: Any) -> None:
-        if self._door is not None and place is not None:
+        if place is not None:
             self._door.known(tuple(place[:2]))
 
     def _caller(self, request: Request) -> Caller:
@@ -446,7 +445,7 @@ def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
         load_key(keys.server_key)
     remedy = "Is another server running? Stop it, or choose another --listen."
     with explained("it cannot listen there", remedy, CohortError, OSError):
-        door = Doorway.at(*calls.address(listen))
+        door = Doorway(*calls.address(listen))
     # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
     told = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)

@@ -28,7 +28,7 @@ MEGABYTE = 1 << 20
 def test_the_oldest_stranger_goes_and_known_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorway, "PER_ADDRESS", 3)
     port = free_ports(1)[0]
-    with Doorway.at("127.0.0.1", port) as door:
+    with Doorway("127.0.0.1", port) as door:
         door.listen()
 
         def visit() -> tuple[socket.socket, socket.socket]:
