@@ -28,9 +28,9 @@ from fedsolve import container, version
 from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
-from fedsolve.federation.encoding import decode_request, encode_term
+from fedsolve.federation.encoding import decode_request, encode_request, encode_term
 from fedsolve.federation.fingerprints import RowsByRun
-from fedsolve.federation.messages import Block, Chain, Needs
+from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import FEW_CLASSES, class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.parcels import Note
@@ -310,28 +310,22 @@ class Answerer:
         return made
 
     def _remember(self) -> None:
-        """Keep the model so far, where it has changed."""
+        """Keep the model so far, where it has changed: as a request that carries all of it."""
         chain = self._participant.memory.chain
-        if self._kept is None or chain.digest == self._remembered:
-            return
-        self._remembered = chain.digest
-        blocks = enumerate(chain.blocks)
-        arrays = {f"{index}.{name}": array for index, each in blocks for name, array in each.arrays.items()}
-        note = {"blocks": [dict(block.note) for block in chain.blocks]}
-        container.write_atomically(self._kept, container.to_bytes(arrays, note, sealed=True))
+        if self._kept is not None and chain.digest != self._remembered:
+            self._remembered = chain.digest
+            blocks, digest = tuple(chain.blocks), chain.digest
+            kept = Request("kept", 0, 0, (), position=len(chain), digest=digest, blocks=blocks)
+            container.write_atomically(self._kept, encode_request(kept))
 
     def _recall(self, path: Path) -> None:
         """Take back the model so far; a file that cannot be read is as good as none."""
+        chain = Chain()
         try:
-            arrays, note = container.from_bytes(container.read(path), what=str(path), error=TermError)
-            blocks = [
-                Block(block, container.with_prefix(arrays, f"{index}."))
-                for index, block in enumerate(note["blocks"])
-            ]
-        except (FedsolveError, KeyError, TypeError):
+            chain.accept(decode_request(container.read(path)))
+        except FedsolveError:
             os.unlink(path)
             return
-        chain = Chain(blocks)
         self._remembered = chain.digest
         self._participant.memory.chain = chain
 
