@@ -16,9 +16,8 @@ from fedsolve.cli import status_command
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.method import Record
 from fedsolve.watching.board import Board, SiteStanding
-from fedsolve.watching.loopback import StatusPage, StatusServer
+from fedsolve.watching.loopback import StatusPage, StatusServer, html_status, metrics
 from fedsolve.watching.phrases import SILENT, read_document, silent
-from fedsolve.watching.status_page import html_status, metrics
 from tests import browser
 from tests.command import document, fedsolve, refused
 

@@ -1,9 +1,8 @@
 """Watching a run: a board that follows it, a page on loopback, metrics, a file.
 
-board         the state of a run at this moment, by following it (`federation.followers`), as a document
-phrases       the document read again, and in words, for page and terminal
-status_page   the same as one HTML page, by the template pages/status.html, and as Prometheus' metrics
-loopback      serves page, metrics and JSON to this machine alone
+board      the state of a run at this moment, by following it (`federation.followers`), as a document
+phrases    the document read again, and in words, for page and terminal
+loopback   the same as one HTML page, as Prometheus' metrics and JSON, served to this machine alone
 """
 
 from __future__ import annotations

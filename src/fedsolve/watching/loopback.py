@@ -1,4 +1,4 @@
-"""Page, JSON and metrics of a run, served to this machine only.
+"""Page (by the template pages/status.html), JSON and metrics of a run, served to this machine only.
 
 It listens on 127.0.0.1 and answers only requests whose Host is a loopback name, which stops DNS rebinding.
 No other page may read or frame an answer. Every account of this machine can read it, and so can anyone who is
@@ -12,23 +12,156 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fedsolve.errors import CohortError, FedsolveError, explained
-from fedsolve.pages.templates import content_policy
+from fedsolve.errors import CohortError, FedsolveError, explained, require
+from fedsolve.pages.templates import content_policy, render
+from fedsolve.watching import phrases
 from fedsolve.watching.board import Board, What
-from fedsolve.watching.status_page import CONTENT_TYPE, SCRIPT, html_status, metrics
+from fedsolve.watching.phrases import PHASES, measure_words, spoken
 
 PORT = 9093
 """The default port of the page, if it is free."""
+
+SCRIPT = "status.js"
+_CLASSES = {"exchange": "", "kind": "wide", "clients": "number wide", "down": "number wide"}
+_LAST = 12
+_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 312, 20, 110  # of a curve, in a drawing of 320 x 132
+
+
+def html_status(document: Mapping[str, Any]) -> str:
+    cells, phase = document["cells"], document["phase"]
+    heading = document["title"] or document["method"] or "fedsolve"
+    eyebrow = [f"fedsolve {document['fedsolve']}", document["what"]]
+    if document["secure"] is not None:
+        eyebrow.append("secure sums" if document["secure"] else "plain sums")
+    heads, rows = phrases.exchanges(document["recent"])
+    return render(
+        "status.html",
+        kind="status",
+        script=SCRIPT,
+        title=f"{phrases.headline(document)} · {heading}",
+        heading=heading,
+        eyebrow=[*eyebrow, f"since {phrases.clock(document['started'])}"],
+        phase=phase,
+        phase_words=phrases.PHASES[phase],
+        headline=phrases.headline(document),
+        doing=phrases.doing(document),
+        done=document["done"] if cells is None else cells["done"],
+        total=document["exchanges"] if cells is None else cells["total"],
+        warnings=list(phrases.warnings(document)),
+        tiles=list(phrases.tiles(document)),
+        sites=[{**site, "words": phrases.site_words(site)} for site in document["sites"]],
+        cells=cells,
+        finished=[
+            (cell["name"], _scores(cell["scores"])) for cell in document["finished_cells"][: -_LAST - 1 : -1]
+        ],
+        curves=list(_curves(document)),
+        exchange_heads=[(head, _CLASSES.get(head, "number")) for head in heads],
+        exchanges=rows[::-1],
+        notes=[(phrases.clock(at), text) for at, text in reversed(document["notes"])],
+    )
+
+
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{spoken(name)} {measure_words(name, value)}" for name, value in scores.items())
+
+
+def _curves(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every measure that was taken at least twice, as a line over exchanges."""
+    found = phrases.measures(document)
+    for name in phrases.CURVES:
+        points = found.get(name, [])
+        if len(points) < 2:
+            continue
+        values = [value for _, value in points]
+        least, most, last = (measure_words(name, value) for value in (min(values), max(values), values[-1]))
+        (first, _), (end, _) = points[0], points[-1]
+        spread = max(values) - min(values) or max(abs(values[0]), 1.0) * 1e-3
+        yield {
+            "name": spoken(name),
+            "words": f"{spoken(name)} over exchanges, from {least} to {most}, now {last}",
+            "least": least,
+            "most": most,
+            "last": last,
+            "first": f"{first:.0f}",
+            "end": f"{end:.0f}",
+            "points": [
+                (
+                    round(_LEFT + (exchange - first) / (end - first or 1.0) * (_RIGHT - _LEFT), 1),
+                    round(_BOTTOM - (value - min(values)) / spread * (_BOTTOM - _TOP), 1),
+                )
+                for exchange, value in points
+            ],
+        }
+
+
+def metrics(document: Mapping[str, Any]) -> str:
+    """The metrics of a `Board`'s document, as text. Sites are counted, not named."""
+    client = require("prometheus_client", "network", "the page of metrics")
+
+    class Once:
+        def collect(self) -> Iterator[Any]:
+            return _families(document)
+
+    return str(client.generate_latest(Once()).decode())
+
+
+def _families(document: Mapping[str, Any]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    def family(kind: Any, name: str, words: str, value: Any, label: str = "") -> Iterator[Any]:
+        """One value, or one for each value of a label; none where nothing is known."""
+        if value is None or value == {}:
+            return
+        found = kind(f"fedsolve_{name}", words, labels=[label] if label else [])
+        for key, number in value.items() if label else [("", value)]:
+            found.add_metric([str(key)] if label else [], float(number))
+        yield found
+
+    gauge, counter = partial(family, GaugeMetricFamily), partial(family, CounterMetricFamily)
+
+    records, sites, cells = document["records"], document["sites"], document["cells"]
+    info = GaugeMetricFamily("fedsolve_info", "What is run.", labels=["what", "method", "title", "version"])
+    info.add_metric([str(document[name]) for name in ("what", "method", "title", "fedsolve")], 1)
+    yield info
+    phases = {phase: document["phase"] == phase for phase in PHASES}
+    yield from gauge("phase", "1 for the phase that the run is in.", phases, "phase")
+    started = "When this process began, in seconds since the epoch."
+    yield from gauge("start_time_seconds", started, document["started"])
+    yield from counter("exchanges", "Exchanges that are done.", document["done"])
+    yield from gauge("exchanges_expected", "Exchanges of the run, if known.", document["exchanges"])
+    words = "Payload bytes from sites (up), to sites (down), and to those that lacked blocks (catch_up)."
+    yield from counter("payload_bytes", words, document["bytes"], "direction")
+    if records:
+        yield from gauge("last_exchange_seconds", "Seconds of the last exchange.", records[-1]["seconds"])
+        words = "Risk, accuracy and the like of the last exchange."
+        yield from gauge("measure", words, records[-1]["measures"], "measure")
+    if (under := document["under_way"]) is not None:
+        taken = document["now"] - under["since"]
+        yield from gauge("exchange_under_way_seconds", "Seconds of the exchange under way so far.", taken)
+    yield from gauge("seconds_left", "Estimated seconds until the end.", document["seconds_left"])
+    if document["expected_sites"] is not None:
+        yield from gauge("sites_expected", "Sites waited for at the start.", document["expected_sites"])
+        yield from gauge("sites_connected", "Sites connected now.", sum(one["connected"] for one in sites))
+        waited = sum(one["state"] == "asked" for one in sites)
+        yield from gauge("sites_waited_for", "Sites whose answer has not come.", waited)
+    if cells is not None:
+        yield from gauge("cells_done", "Cells of the experiment that are done.", cells["done"])
+        yield from gauge("cells", "Cells of the experiment.", cells["total"])
+    lives = {one["name"]: one["days"] for one in document["certificates"]}
+    yield from gauge("certificate_days_left", "Days until a certificate expires.", lives, "certificate")
+    yield from counter("restarts", "How often the run was started again.", document["starts"] - 1)
+
 
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _FORMS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "/": ("text/html; charset=utf-8", html_status),
     "/status.json": ("application/json", lambda document: json.dumps(document, allow_nan=False) + "\n"),
-    "/metrics": (CONTENT_TYPE, metrics),
+    "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics),
 }
 _log = logging.getLogger("fedsolve")
 _TEXT = "text/plain; charset=utf-8"
