@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsolve import version
 from fedsolve.arrays import Array
-from fedsolve.errors import TermError
+from fedsolve.errors import ModelFileError, TermError
 from fedsolve.network import calls, certificates
 from fedsolve.network.certificates import ASK_FOR_AUTHORITY, RENEW, Validity, load_certificate, now
 from fedsolve.network.parcels import Note, Parcel, open_parcel
@@ -220,8 +220,9 @@ def remedy(reason: str, address: str, authority: Path | None, key: Any = None) -
         with suppress(Exception):  # whoever is there may answer anything
             if text := clocks_apart(look(address, authority, key)[1]):
                 return text
-        if expired and load_certificate(authority).not_valid_after_utc <= certificates.now():
-            return ASK_FOR_AUTHORITY
+        with suppress(ModelFileError):
+            if expired and load_certificate(authority).not_valid_after_utc <= certificates.now():
+                return ASK_FOR_AUTHORITY
     if expired:
         return RENEW
     if early:

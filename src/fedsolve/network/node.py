@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError
@@ -116,27 +115,22 @@ class SiteNode:
         pauses, announced = _pauses(), ""
         while not self._stopped.is_set():
             try:
-                try:
-                    client.hello()
-                    self._tell(f"connected to {self._connection.address}")
-                    if text := gate_client.clocks_apart(client.clock):
-                        self._tell(f"warning: {text}")
-                    self._connected(client.certificate)
-                    pauses, announced = _pauses(), ""
-                    self._fetch(client)
-                except Exception as problem:
-                    self._explain(problem)
-            except _Lost as problem:
-                if once:
-                    self._come.put(CohortError(str(problem)))
-                    return
-                if str(problem) != announced and not self._stopped.is_set():
-                    announced = str(problem)
-                    self._tell(f"{problem} Trying again.")
-                self._stopped.wait(next(pauses))
+                client.hello()
+                self._tell(f"connected to {self._connection.address}")
+                if text := gate_client.clocks_apart(client.clock):
+                    self._tell(f"warning: {text}")
+                self._connected(client.certificate)
+                pauses, announced = _pauses(), ""
+                self._fetch(client)
             except Exception as problem:
-                self._come.put(problem)
-                return
+                told = self._explained(problem)
+                if once or not isinstance(told, _Lost):
+                    self._come.put(told)
+                    return
+                if str(told) != announced and not self._stopped.is_set():
+                    announced = str(told)
+                    self._tell(f"{told} Trying again.")
+                self._stopped.wait(next(pauses))
 
     def _fetch(self, client: GateClient) -> None:
         while not self._stopped.is_set():
@@ -172,8 +166,8 @@ class SiteNode:
                 if isinstance(problem, Refused) and (problem.reason == UNWANTED or problem.status == 413):
                     self._tell(f"an answer is not wanted any more ({problem})")
                     return
-                with suppress(_Lost):
-                    self._explain(problem)
+                if not isinstance(told := self._explained(problem), _Lost):
+                    raise told from None
             if message not in self._held:
                 # Of a large answer that is refused, the connection breaks before the refusal is heard.
                 self._tell("an answer is not wanted any more")
@@ -181,29 +175,29 @@ class SiteNode:
             if self._stopped.wait(pause):
                 return
 
-    def _explain(self, problem: Exception) -> NoReturn:
-        """Raise the problem as one that a person understands: worth trying again, or not."""
+    def _explained(self, problem: Exception) -> Exception:
+        """The problem as one that a person understands: worth trying again (`_Lost`), or not."""
         import httpx
 
         address = self._connection.address
         if isinstance(problem, Refused):
             if problem.reason in _FINAL:
-                raise _Refused(f"{address} refuses this node: {problem}") from problem
-            raise _Lost(f"{address} answered {problem.status}: {problem}") from problem
+                return _Refused(f"{address} refuses this node: {problem}")
+            return _Lost(f"{address} answered {problem.status}: {problem}")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
             what = gate_client.remedy(str(problem), address, self._connection.authority, self._key)
             words = f"{address} does not prove that it is the server ({problem}). {what}"
             # A certificate that has expired is renewed over there, a clock set right: no need to start again.
             mended = what == RENEW or what.endswith(gate_client.SET_CLOCK)
-            raise _Lost(words) if mended else _Refused(words) from problem
+            return _Lost(words) if mended else _Refused(words)
         if self._key is not None and isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
-            raise _Lost(
+            return _Lost(
                 f"{address} closed the connection ({problem}). If this goes on, this site's key is not "
                 "registered there: fedsolve keys register NAME.pub."
-            ) from problem
+            )
         if isinstance(problem, httpx.HTTPError | OSError):
-            raise _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).") from problem
-        raise problem
+            return _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).")
+        return problem
 
 
 def _pauses() -> Iterator[float]:
@@ -214,7 +208,7 @@ def _pauses() -> Iterator[float]:
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
-class _Lost(Exception):
+class _Lost(CohortError):
     """The connection is gone or was not there; worth trying again."""
 
 

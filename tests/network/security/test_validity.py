@@ -49,13 +49,6 @@ def shown(keys: Keys) -> Iterator[int]:
     thread.join(5)
 
 
-def explained(node: SiteNode, problem: Exception) -> Exception:
-    try:
-        node._explain(problem)
-    except Exception as told:
-        return told
-
-
 def at_a_site(keys: Keys, address: str) -> Exception:
     """What a node says of the server at this address, shown by the TLS that it really uses."""
     node = SiteNode(None, Connection(address, keys.authority, keys.client_key("north")))  # type: ignore[arg-type]
@@ -63,7 +56,7 @@ def at_a_site(keys: Keys, address: str) -> Exception:
     try:
         client.hello()
     except Exception as problem:
-        return explained(node, problem)
+        return node._explained(problem)
     else:
         return AssertionError("it was let in")
     finally:
@@ -127,4 +120,4 @@ def test_a_refused_certificate_is_answered_with_what_mends_it(
     monkeypatch.setattr(certificates, "now", lambda: later)
     expired = httpx.ConnectError("certificate verify failed: certificate has expired")
     node = SiteNode(None, Connection("h:1", keys.authority, keys.client_key("north")))  # type: ignore[arg-type]
-    assert certificates.ASK_FOR_AUTHORITY in str(explained(node, expired))
+    assert certificates.ASK_FOR_AUTHORITY in str(node._explained(expired))
