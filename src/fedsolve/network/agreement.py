@@ -59,10 +59,6 @@ class Agreement:
         """What the note of every message of this run says, whatever it asks."""
         return {"fedsolve": version.PROTOCOL, "version": __version__, "ask": ask, "run": self.run}
 
-    def classes_note(self) -> Any:
-        """The class list as it is sent to sites; None while it is not known."""
-        return labels_note(self._declared)
-
     def saved(self) -> Note:
         """What a run that goes on must know of its beginning (`begun`)."""
         assert self.spec is not None
@@ -79,13 +75,13 @@ class Agreement:
 
     def describing(self) -> Note:
         """The note that asks a site what it has."""
-        about = {"task": self.task, "classes": self.classes_note(), "schema": self.schema_note()}
+        about = {"task": self.task, "classes": labels_note(self._declared), "schema": self.schema_note()}
         return {**self.note("describe"), **about, "secure": self.secure}
 
     def asking(self, ask: str, **about: Any) -> Note:
         """The note of a message that sites answer with their rows: the classes and columns of the run."""
         digest = None if self.columns is None else str(self.columns["digest"])
-        return {**self.note(ask), **about, "classes": self.classes_note(), "columns": digest}
+        return {**self.note(ask), **about, "classes": labels_note(self._declared), "columns": digest}
 
     def schema_note(self) -> Any:
         return None if self.schema is None else self.schema.to_note()
@@ -146,11 +142,22 @@ class Agreement:
                 f"'{name}' was not there when this secure run began, and its cohort stays as it is: totals "
                 "with and without a site would show what it adds. It may take part in the next run."
             )
-        if self.schema is None and (proposing := self._proposing(name, note)) is not None:
-            return proposing or None
+        others = {other: entry for other, entry in self.described.items() if other != name}
+        proposing = {bool(each.get("proposal")) for each in (note, *others.values())}
+        if self.schema is None and True in proposing:
+            if False in proposing:
+                return (
+                    "some sites propose what their columns are and some do not. Start all with --propose, or "
+                    "give all of them and the server a schema (--schema)."
+                )
+            try:
+                Schema.from_note(note["proposal"])
+                labels_from_note(note["classes"])
+            except Exception as problem:  # it may have sent anything
+                return f"the schema that '{name}' proposes cannot be used ({plain(problem)})."
+            return None
         if note.get("schema") != (None if self.schema is None else self.schema.digest):
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
-        others = {other: entry for other, entry in self.described.items() if other != name}
         named = [(f"'{other}'", told["columns"]) for other, told in others.items() if told.get("columns")]
         compared = named if self.columns is None else [("the run's other sites", self.columns)]
         mine = note.get("columns")
@@ -182,23 +189,6 @@ class Agreement:
             except Exception as problem:  # it may have sent anything
                 return f"the classes that '{name}' sent cannot be used ({plain(problem)})."
         return None
-
-    def _proposing(self, name: str, note: Note) -> str | None:
-        """Where sites propose a schema: why this one does not fit, or nothing; None where none proposes."""
-        wanted = {bool(told.get("proposal")) for other, told in self.described.items() if other != name}
-        if not note.get("proposal") and True not in wanted:
-            return None
-        if wanted - {bool(note.get("proposal"))}:
-            return (
-                "some sites propose what their columns are and some do not. Start all with --propose, or "
-                "give all of them and the server a schema (--schema)."
-            )
-        try:
-            Schema.from_note(note["proposal"])
-            labels_from_note(note["classes"])
-        except Exception as problem:  # it may have sent anything
-            return f"the schema that '{name}' proposes cannot be used ({plain(problem)})."
-        return ""
 
 
 def begun_spec(note: Note) -> Spec:

@@ -29,7 +29,6 @@ from fedsolve.network.security import WatchedFile
 from fedsolve.watching import log_lines
 from fedsolve.watching.log_lines import Style
 
-_WHOLE = (1, 1)
 _SLACK = 2 << 20
 """Bytes of an answer's note."""
 
@@ -113,7 +112,7 @@ class GateLink(Link):
     def coming(self, message: str) -> tuple[int, int] | None:
         with self._lock:
             asked = self._open.get(message)
-        return None if asked is None else _WHOLE if asked.answer is not None else asked.progress
+        return None if asked is None else asked.progress
 
     def forget(self, messages: Sequence[str]) -> None:
         """Let go of messages, and of files that no other message needs."""
@@ -186,7 +185,7 @@ class GateLink(Link):
         elif event["is"] == "coming":
             asked.progress = (event["done"], event["size"])
         elif event["is"] == "answer":
-            asked.answer = (event["file"], event["digest"])
+            asked.answer, asked.progress = (event["file"], event["digest"]), (1, 1)
         else:
             asked.why = event["why"]
 

@@ -105,7 +105,6 @@ class NetworkFederation(Federation):
         self._device = resolve(device)
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
-        self._announced_unknown = False
         self._under_way: Questions | None = None
         self.agreement = Agreement(task, self.given, schema, secure, begun)
         self._roster = Roster(link, self.agreement, interval, self._tell)
@@ -272,9 +271,7 @@ class NetworkFederation(Federation):
             largest = _SLACK + 8 * layout.numbers
             self._check_size(largest, request.kind)
             return RunningSum(layout), largest
-        if not self._announced_unknown:
-            self._announced_unknown = True
-            self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
+        self._roster.tell_once(f"what answers to '{request.kind}' look like is known from the first one only")
         self._check_size(largest_matrix(chain, spec), request.kind)
         return RunningSum(), LARGEST
 
