@@ -146,8 +146,6 @@ class FileLink(Link):
             raise ModelFileError(f"{begun} {remedy} --plain, or choose another state folder.")
         return note
 
-    # -- what the engine needs -------------------------------------------------------------------
-
     def registered(self) -> frozenset[str] | None:
         return frozenset(self._sites)
 
@@ -198,8 +196,6 @@ class FileLink(Link):
                 path = self._request(digest)[0]
                 waiting[path] = (*waiting.get(path, ()), name)
         return waiting
-
-    # -- what people bring -----------------------------------------------------------------------
 
     def take(self, path: Path, started: bool) -> str | None:
         """Keep a site's answer; a sentence where there was nothing to keep. Whatever is wrong is refused.

@@ -128,8 +128,6 @@ class Gate:
 
         return answer
 
-    # -- who calls -------------------------------------------------------------------------------
-
     def trust(self, context: ssl.SSLContext) -> None:
         """Let handshakes of registered sites succeed, at any time; calls of one removed are refused."""
         assert self._sites is not None
@@ -190,8 +188,6 @@ class Gate:
         if site is None:
             raise Refusal(401, "this site is not registered at the server any more.", calls.UNREGISTERED)
         return Caller(site.name, site.name, process)
-
-    # -- calls -----------------------------------------------------------------------------------
 
     async def _about(self, _: Request, caller: Caller) -> Response:
         about = {"site": caller.name, "wire": version.WIRE, "wait": WAIT}
@@ -270,8 +266,6 @@ class Gate:
     async def _leave(self, _: Request, caller: Caller) -> Response:
         self.mailbox.place(self.mailbox.hole(caller), here=False)
         return JSONResponse({})
-
-    # -- what happened ---------------------------------------------------------------------------
 
     def _refuse(self, request: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)

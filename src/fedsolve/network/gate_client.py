@@ -170,9 +170,6 @@ def _refused(response: Any) -> dict[str, Any]:
     return document
 
 
-# -- whether the server is who it should be ----------------------------------------------------------
-
-
 def shown(host: str, port: int, authority: Path | None, key: Any = None) -> Validity | None:
     """The certificate by which a server proves itself, None for one without TLS.
 

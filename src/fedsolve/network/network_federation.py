@@ -121,7 +121,7 @@ class NetworkFederation(Federation):
         self._roster.look()
         self._roster.admit(self._waiting.interval)
         while True:
-            present = self._roster.present()
+            present = sorted(name for name, member in self._roster.members.items() if member.online)
             chosen = present if self.missing == "continue" else sorted(self._roster.members)
             if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
                 return tuple(chosen)

@@ -53,10 +53,6 @@ class Roster:
     _strangers: dict[int, _Stranger] = field(default_factory=dict)
     _looked: float = 0.0
 
-    def present(self) -> list[str]:
-        """Names of the members that are there, sorted, as of the last look."""
-        return sorted(name for name, member in self.members.items() if member.online)
-
     def why_refused(self) -> str:
         """A sentence on the nodes that were refused; empty if there are none."""
         why = "; ".join(each.why for each in self._strangers.values() if each.why)
