@@ -305,14 +305,12 @@ class RayFederation(Federation):
     def _width(self) -> int:
         if self._partition is not None:
             return int(self._partition.features.shape[1])
-        first = min(self._seen)
+        width = self._seen[min(self._seen)].width
         for seat, seen in sorted(self._seen.items()):
-            if seen.width != self._seen[first].width:
-                raise DataError(
-                    f"'{seat}' has {seen.width} features per row, the others "
-                    f"{[self._seen[first].width]}. All must use the same backbone."
-                )
-        return self._seen[first].width
+            if seen.width != width:
+                has = f"'{seat}' has {seen.width} features per row, the others {[width]}."
+                raise DataError(f"{has} All must use the same backbone.")
+        return width
 
     def _look(self) -> list[tuple[str, Array]]:
         """Look into the files; gives the labels of every client."""

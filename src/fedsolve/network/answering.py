@@ -332,13 +332,10 @@ class Answerer:
 
 def check_peer(note: Note) -> None:
     """Refuse a server of another version."""
-    if note.get("fedsolve") != version.PROTOCOL:
-        raise TermError(
-            f"the server speaks protocol {note.get('fedsolve')!r}, this node {version.PROTOCOL}. "
-            "Install the same fedsolve version on both sides."
-        )
-    if (theirs := note.get("version")) != __version__:
-        raise TermError(
-            f"the server runs fedsolve {theirs}, this node {__version__}: methods may differ. "
-            "Install the same version on both sides."
-        )
+    apart = ""
+    if (theirs := note.get("fedsolve")) != version.PROTOCOL:
+        apart = f"speaks protocol {theirs!r}, this node {version.PROTOCOL}"
+    elif (theirs := note.get("version")) != __version__:
+        apart = f"runs fedsolve {theirs}, this node {__version__}: methods may differ"
+    if apart:
+        raise TermError(f"the server {apart}. Install the same fedsolve version on both sides.")

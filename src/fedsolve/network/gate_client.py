@@ -66,8 +66,7 @@ class GateClient:
             follow_redirects=False,
             trust_env=not looking,
         )
-        self._wait = 0.0
-        self._came = False
+        self._wait: float | None = None  # until it has come in
         self.clock = 0.0
         """Seconds by which the server's clock was ahead of this one's when it was last asked."""
         self.certificate: Validity | None = None
@@ -81,7 +80,7 @@ class GateClient:
     def hello(self) -> None:
         """Come in: from now on the server sees this site."""
         told = self.about("POST", calls.HELLO)
-        self._wait, self._came = min(float(told["wait"]), _LONGEST_WAIT), True
+        self._wait = min(float(told["wait"]), _LONGEST_WAIT)
 
     def about(self, method: str = "GET", path: str = calls.ABOUT) -> dict[str, Any]:
         """What the server says of itself, by a call that does not come in."""
@@ -100,7 +99,7 @@ class GateClient:
         import httpx
 
         body = json.dumps({"have": list(have)}).encode()
-        patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
+        patience = httpx.Timeout(_SLOW, read=(self._wait or 0.0) + _SLOW)
         with self._http.stream("POST", calls.PULL, content=body, timeout=patience) as response:
             if response.status_code not in (200, 204):
                 response.read()
@@ -126,7 +125,7 @@ class GateClient:
         _refused(self._http.post(f"{calls.ANSWER}{message}", content=pieces, headers=size))
 
     def leave(self) -> None:
-        if self._came:
+        if self._wait is not None:
             _refused(self._http.post(calls.LEAVE, timeout=5.0))
 
 

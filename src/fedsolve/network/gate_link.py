@@ -277,9 +277,8 @@ def begin_log(path: Path, style: Style = "text") -> BinaryIO:
 
 
 def last_line(path: Path) -> str:
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
     last = log_lines.message_of(lines[-1].strip()) if lines else _STARTED
     return "its log is empty." if last.endswith(_STARTED) else last

@@ -81,7 +81,10 @@ class Board(Follower):
     ) -> None:
         """sites: how many are expected at the start, where there are sites."""
         self._lock = threading.RLock()
-        self._path = path
+        self._path, starts = path, 1
+        if path is not None:
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                starts += int(read_document(path.read_bytes())["starts"])
         self._state: dict[str, Any] = {
             "form": version.STATUS,
             "fedsolve": __version__,
@@ -89,7 +92,7 @@ class Board(Follower):
             "title": title,
             "phase": "starting",
             "process": os.getpid(),
-            "starts": 1 + _earlier_starts(path),
+            "starts": starts,
             "started": time.time(),
             "clients": 0,
             "expected_sites": sites,
@@ -270,11 +273,3 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The values that are finite numbers."""
     kept = {n: float(v) for n, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {name: value for name, value in kept.items() if math.isfinite(value)}
-
-
-def _earlier_starts(path: Path | None) -> int:
-    if path is None:
-        return 0
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return int(read_document(path.read_bytes())["starts"])
-    return 0
