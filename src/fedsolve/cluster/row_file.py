@@ -17,8 +17,6 @@ from fedsolve.tables.table_file import read_npy, read_npz
 _ROWS = 65536
 """Rows compared at a time where a system does not tell which file is mapped."""
 
-_WRITE_XY = "Write it with np.savez(path, x=features, y=labels)."
-
 
 @dataclass(frozen=True)
 class RowFile:
@@ -83,7 +81,8 @@ class RowFile:
             found = FeatureStore(path.parent).get(path.name)
             return found.x_train, found.classes[found.y_train]
         if suffix == ".npz":
-            return read_npz(path, "train", remedy=_WRITE_XY)[:2]
+            remedy = "Write it with np.savez(path, x=features, y=labels)."
+            return read_npz(path, "train", remedy=remedy)[:2]
         if suffix == ".npy":
             return read_npy(path, mapped=True), None if self.labels is None else read_npy(self.labels)
         if suffix in (".parquet", ".pq"):

@@ -102,17 +102,21 @@ class Gate:
         self._versions = versions()
 
     def app(self) -> Starlette:
-        posts: dict[str, SiteCall] = {
-            calls.HELLO: self._hello,
-            calls.PULL: self._pull,
-            calls.LEAVE: self._leave,
-            f"{calls.ANSWER}{{message:str}}": self._answer,
-        }
-        routes = [Route(calls.ABOUT, self._for_sites(self._about), methods=["GET"])]
-        routes += [Route(path, self._for_sites(call), methods=["POST"]) for path, call in posts.items()]
+        def route(verb: str, path: str, call: SiteCall) -> Route:
+            async def answer(request: Request) -> Response:
+                return await call(request, self._caller(request))
+
+            return Route(path, answer, methods=[verb])
+
         unknown = Refusal(404, "this call is not for the network.")
         app = Starlette(
-            routes=routes,
+            routes=[
+                route("GET", calls.ABOUT, self._about),
+                route("POST", calls.HELLO, self._hello),
+                route("POST", calls.PULL, self._pull),
+                route("POST", calls.LEAVE, self._leave),
+                route("POST", f"{calls.ANSWER}{{message:str}}", self._answer),
+            ],
             exception_handlers={
                 HTTPException: lambda request, _: self._refuse(request, unknown),
                 Refusal: self._refuse,
@@ -121,12 +125,6 @@ class Gate:
         )
         app.router.redirect_slashes = False
         return app
-
-    def _for_sites(self, call: SiteCall) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await call(request, self._caller(request))
-
-        return answer
 
     def trust(self, context: ssl.SSLContext) -> None:
         """Let handshakes of registered sites succeed, at any time; calls of one removed are refused."""

@@ -31,9 +31,6 @@ _log = logging.getLogger("fedsolve")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 
-_FINAL = (OTHER_WIRE, REPLACED, UNREGISTERED)
-"""Reasons of a refusal that trying again does not mend."""
-
 _Message = tuple[str, Note, Array]
 
 
@@ -181,7 +178,7 @@ class SiteNode:
 
         address = self._connection.address
         if isinstance(problem, Refused):
-            if problem.reason in _FINAL:
+            if problem.reason in (OTHER_WIRE, REPLACED, UNREGISTERED):  # trying again mends none of these
                 return _Refused(f"{address} refuses this node: {problem}")
             return _Lost(f"{address} answered {problem.status}: {problem}")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():

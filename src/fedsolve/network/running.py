@@ -35,9 +35,6 @@ from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import numbers_schema
 from fedsolve.tables.schema import Schema
 
-_LATE = 20.0
-"""Seconds that sites have to connect again to a server that has nothing more to ask."""
-
 _MEASURED = "measured"
 _AFRESH = "Put a copy of it back, or start afresh with another state folder."
 
@@ -189,8 +186,8 @@ def say_over(federation: NetworkFederation, state: State) -> None:
     container.write_atomically(state.over, b"")
 
 
-def say_over_late(federation: NetworkFederation, state: State, patience: float = _LATE) -> None:
-    """The same for a server that was killed before it could: tells the sites that are still there."""
+def say_over_late(federation: NetworkFederation, state: State, patience: float = 20.0) -> None:
+    """The same for a server that was killed before it could: sites have `patience` to connect again."""
     with suppress(CohortError):  # some may have heard it and left
         federation.describe(patience)
     say_over(federation, state)

@@ -251,7 +251,8 @@ class Board(Follower):
             self._news.wait(_TICK)
             self._news.clear()
             document = self.document()
-            still = {name: value for name, value in document.items() if name not in _MOVING}
+            moving = ("now", "seconds_left")  # what changes with time alone
+            still = {name: value for name, value in document.items() if name not in moving}
             text = container.canonical_json(still)
             if text != seen or time.monotonic() - written >= BEAT:
                 seen, written = text, time.monotonic()
@@ -263,10 +264,6 @@ class Board(Follower):
         text = container.canonical_json(document or self.document())
         with suppress(FedsolveError, OSError):
             container.write_atomically(self._path, text.encode(), durable=False, private=True)
-
-
-_MOVING = frozenset({"now", "seconds_left"})
-"""Values that change with time alone."""
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
