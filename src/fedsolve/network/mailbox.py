@@ -171,25 +171,24 @@ class Mailbox:
 
         None at once where the site has a message that nobody waits for any more (`dropped`).
         """
-        process, until = hole.process, time.monotonic() + seconds
+        process = hole.process
         hole.waits += 1
         try:
-            while hole.process == process and not self._closed:
-                for post in hole.posts.values():
-                    if post.id not in have:
-                        return post
-                if self.dropped(hole, have):
-                    break
-                hole.arrived.clear()
-                try:
-                    async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                        await hole.arrived.wait()
-                except TimeoutError:
-                    break
-            return None
+            async with asyncio.timeout(seconds):
+                while hole.process == process and not self._closed:
+                    for post in hole.posts.values():
+                        if post.id not in have:
+                            return post
+                    if self.dropped(hole, have):
+                        break
+                    hole.arrived.clear()
+                    await hole.arrived.wait()
+        except TimeoutError:
+            pass
         finally:
             hole.waits -= 1
             hole.seen = time.monotonic()
+        return None
 
     def dropped(self, hole: Pigeonhole, have: Collection[str]) -> list[str]:
         """The messages that a site has, and nobody waits for any more."""
