@@ -83,13 +83,12 @@ class GateLink(Link):
         digest = parcel.digest()
         file = f"to-{digest[:32]}"
         self._write(parcel, self.mail / file)
-        messages = [secrets.token_hex(16) for _ in nodes]
+        messages = {secrets.token_hex(16): number for number in nodes}
         with self._lock:
-            for message, number in zip(messages, nodes, strict=True):
-                self._open[message] = _Open(number, file)
+            self._open |= {message: _Open(number, file) for message, number in messages.items()}
         about = {"file": file, "size": len(parcel), "digest": digest, "largest": _SLACK + largest}
-        self._say({"do": "send", "messages": dict(zip(messages, nodes, strict=True)), **about})
-        return messages
+        self._say({"do": "send", "messages": messages, **about})
+        return list(messages)
 
     def receive(self, message: str) -> Reply | None:
         self.check()
