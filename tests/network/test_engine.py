@@ -769,7 +769,7 @@ def test_the_model_so_far_survives_a_fresh_process(sites, tmp_path):
         """Started anew for every message, as Flower's own nodes do."""
 
         def reply(self, note, payload):
-            return Answerer(self.name, self._data, state=tmp_path / self.name).reply(note, payload)
+            return Answerer(self.name, self.data, state=tmp_path / self.name).reply(note, payload)
 
     link = PretendedLink([Fresh(name, sites.client_data(name)) for name in NAMES])
     model = METHOD.fit(federate(link))
