@@ -798,8 +798,8 @@ def test_the_benchmark_takes_gradient_methods_when_asked(file: Any, tmp_path: An
     words += ["--layers", 1, "--rounds", 2, "--json", tmp_path / "found"]
     done = CliRunner().invoke(main, [*map(str, words), "--gradient"])
     assert done.exit_code == 0, done.output
-    (cell,) = json.loads((tmp_path / "found").read_text())["personal"]["cells"]
+    (cell,) = json.loads((tmp_path / "found").read_text())["results"]["cells"]
     assert list(cell["entries"]) == [*personal.ENTRIES, *personal.BY_GRADIENT]
     done = CliRunner().invoke(main, [*map(str, words), "--only", "Ditto"])
-    (cell,) = json.loads((tmp_path / "found").read_text())["personal"]["cells"]
+    (cell,) = json.loads((tmp_path / "found").read_text())["results"]["cells"]
     assert set(cell["entries"]) == {"primary only", "local only", "APFL, auto", "Ditto"}
