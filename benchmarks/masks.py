@@ -22,8 +22,7 @@ from fedsolve.privacy.census import OFF
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
 from fedsolve.privacy.primitives import add_masks, signer, verifier
-from fedsolve.privacy.ring import RingVector, decode, encode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, RingVector, decode, encode
 from fedsolve.privacy.unmasking import Server
 from fedsolve.privacy.witness import WordSum
 

@@ -15,8 +15,7 @@ from fedsolve.privacy.census import OFF
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.notes import Setup, least_threshold, octets, pack, unpack
 from fedsolve.privacy.policy import SitePolicy
-from fedsolve.privacy.ring import decode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, decode
 from fedsolve.privacy.secure_client import SecureClient, context_of, opened_note, request_digest
 from fedsolve.privacy.unmasking import MaskedSum, Server
 

@@ -22,7 +22,7 @@ from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.labels import labels_note
 from fedsolve.privacy.census import OFF, CensusStage, Limits
 from fedsolve.privacy.disclosure import Disclosure
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout
 
 from .setups import take_census
 

@@ -373,7 +373,7 @@ def test_the_same_question_in_many_layouts(sites: int, monkeypatch: pytest.Monke
         asked(Limits(fewest_rows=2, rows_per_width=0.5), [-1])
     # With the rules off: any layout, as often as one likes.
     monkeypatch.setattr(Disclosure, "rounded_otherwise", lambda *given: None)
-    monkeypatch.setattr("fedsolve.privacy.ring_layout.LEAST_EXPONENT", -20)
+    monkeypatch.setattr("fedsolve.privacy.ring.LEAST_EXPONENT", -20)
     monkeypatch.setattr(KnownTotals, "check_accuracy", lambda *given: {})
     monkeypatch.setattr(KnownTotals, "too_coarse", lambda *given: set())
     found = asked(OFF, [0, -1, -2, -3])

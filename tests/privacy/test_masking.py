@@ -17,8 +17,7 @@ from fedsolve.federation.messages import Term
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold, relay, relayed
 from fedsolve.privacy.primitives import add_masks, signer, verifier
-from fedsolve.privacy.ring import CHUNK, RingVector, decode, encode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import CHUNK, Layout, RingVector, decode, encode
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from tests.privacy.setups import Cohort, names_of, plus, ready, repeatable, sign_as, verify
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.ring import CHUNK, OutOfRange, RingVector, decode, encode
-from fedsolve.privacy.ring_layout import Field, Layout
+from fedsolve.privacy.ring import CHUNK, Field, Layout, OutOfRange, RingVector, decode, encode
 from fedsolve.privacy.sizes import FINEST, KnownTotals, exponent_for
 from fedsolve.privacy.witness import WordSum
 

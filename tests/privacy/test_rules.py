@@ -13,8 +13,7 @@ import fedsolve as fs
 from fedsolve.privacy import ledger as rules
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.notes import read_letter
-from fedsolve.privacy.ring import RingVector, encode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, RingVector, encode
 
 from .setups import plus
 from .sites import Sites

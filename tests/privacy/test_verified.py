@@ -20,12 +20,12 @@ from fedsolve.closedform.solvers import Sandwich, ridge_solve, solves
 from fedsolve.federation import meaning
 from fedsolve.federation.messages import Block, Chain, Request
 from fedsolve.federation.method import Method, Run
-from fedsolve.privacy import SecureFederation, signed_questions
+from fedsolve.privacy import SecureFederation, verifying
 from fedsolve.privacy.census import OFF
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.question_trips import QuestionTrips
-from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.signed_questions import SignedQuestions
+from fedsolve.privacy.ring import Layout
+from fedsolve.privacy.verifying import SignedQuestions
 from fedsolve.privacy.witness import PRIME, Evidence, fingerprint
 
 from .setups import plus, sign_as, verify
@@ -507,7 +507,7 @@ def test_an_agreement_is_about_one_run_and_layout(sites: int, monkeypatch: pytes
     asked = SignedQuestions(verify, 0, True, 0)
 
     def answered(run: str, layout: str) -> None:
-        message = signed_questions.agreed_message("t", "digest", members, "this run", layouts)
+        message = verifying.agreed_message("t", "digest", members, "this run", layouts)
         told = {"training": "t", "cohort": members, "layouts": sorted({*layouts, layout})}
         told["signatures"] = {name: sign_as(name)(message).hex() for name in members}
         asked.check("digest", members, members, {"agreed": told}, run, layout, False)
@@ -516,6 +516,6 @@ def test_an_agreement_is_about_one_run_and_layout(sites: int, monkeypatch: pytes
     for run, layout in (("another run", "wide"), ("this run", "coarse")):
         with pytest.raises(fs.TermError, match="is not signed by that site, or belongs to another question"):
             answered(run, layout)
-    real = signed_questions.agreed_message  # as it was before: without run and layouts
-    monkeypatch.setattr(signed_questions, "agreed_message", lambda *given: real(*given[:3], "", []))
+    real = verifying.agreed_message  # as it was before: without run and layouts
+    monkeypatch.setattr(verifying, "agreed_message", lambda *given: real(*given[:3], "", []))
     answered("another run", "coarse")

@@ -5,16 +5,14 @@
     disclosure     what a client tells of its rows: cells, products, told
     census         how many rows of all lie in which cells
     ledger         what a client remembers of sums, and what it does not help to open
-    verifying      a client's own copy of a run, by which it checks what is asked
-    signed_questions  what it answers: what enough clients have checked
+    verifying      a client's own copy of a run, by which it checks what is asked; whose checks it believes
     question_trips the server's side of that: what clients are shown, and their signatures
     witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
     run_store      what a server still knows of a run after a restart
     shelf          sealed files in a folder
-    ring           terms in fixed point, added modulo 2^128 or 2^64
-    ring_layout    which arrays a sum has, and in how many limbs each of them travels
+    ring           terms in fixed point, added modulo 2^128 or 2^64, and which array travels in how many limbs
     sizes          what answers look like, exponents for one limb, and whether a total is known well enough
     shamir         secrets that a threshold of holders can give back
     masking        the client's side of one sum: keys, masked terms, help to open a total

@@ -220,8 +220,13 @@ class _Attack:
         return self._data(self.rows[place : place + 1], self.labels[place : place + 1])
 
     def _canaries(self) -> list[Leak]:
-        """Guess which canaries are in, by how far the sums moved towards each."""
-        rows, labels = self._made_up()
+        """Guess which canaries are in, by how far the sums moved towards each.
+
+        They are at right angles to each other, and as long as other rows are.
+        """
+        width, size = self.rows.shape[1], float(np.sqrt((self.rows**2).sum(axis=1).mean()))
+        rows = size * np.linalg.qr(self.rng.standard_normal((width, width)))[0].T[:_CANARIES]
+        labels = self.rng.choice(self.labels, len(rows))
         inside = self.rng.random(len(rows)) < 0.5
         base = self._data(*self.base)
         taken = self._data(np.vstack([self.base[0], rows[inside]]), np.append(self.base[1], labels[inside]))
@@ -245,13 +250,6 @@ class _Attack:
         if self.view != "private" and bound > 1:
             harm = "no noise hides a row in these sums"
         return [Leak(self.view, "epsilon above", bound, said, harm)]
-
-    def _made_up(self) -> tuple[Array, Array]:
-        """Rows at right angles to each other, as long as others are."""
-        width = self.rows.shape[1]
-        size = float(np.sqrt((self.rows**2).sum(axis=1).mean()))
-        rows = size * np.linalg.qr(self.rng.standard_normal((width, width)))[0].T[:_CANARIES]
-        return rows, self.rng.choice(self.labels, len(rows))
 
     def _noise(self) -> list[Leak]:
         """Measure the noise of every array that leaves, against what the account says."""

@@ -25,12 +25,12 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
-from fedsolve.errors import TermError
+from fedsolve.errors import TermError, explained
 from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
 from fedsolve.federation.messages import Term
 from fedsolve.labels import labels_from_note
 from fedsolve.privacy.budget import EPSILON_MOST
-from fedsolve.privacy.ring_layout import Field, Layout
+from fedsolve.privacy.ring import Field, Layout
 
 DIVISIONS = (1, 2, FOLDS)
 """Of how many folds the rows of a class may be: the most that they carry."""
@@ -101,12 +101,10 @@ class CensusStage:
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> CensusStage:
         """The stage that a request asks for; anything else is refused."""
-        try:
+        with explained("the request for a census is damaged", error=TermError):
             limits, columns = Limits(*note["limits"]), tuple(int(place) for place in note["columns"])
             stage = cls(**{**note, "limits": limits, "columns": columns})
             labels_from_note(stage.classes)
-        except (KeyError, TypeError, ValueError) as problem:
-            raise TermError(f"the request for a census is damaged ({problem}).") from problem
         if stage.name not in ("cells", "columns", "pairs", "crowded"):
             raise TermError(f"a census has no stage {ascii(stage.name)[:40]}.")
         return stage
@@ -171,7 +169,8 @@ def column_counts(values: Array, folds: Array, cap: int) -> Array:
     on either side of a coin that its value throws: `cap` at most, and 0 below three; then as they are; then
     rows that differ from 0, and from 1. Each of all rows, and by fold of three. NaN is no value.
     """
-    there, coin = ~np.isnan(values), mixed_words(_words(values) ^ _SALT) >> np.uint64(63) == 1
+    bits = (np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)  # -0.0 counts as 0.0
+    there, coin = ~np.isnan(values), mixed_words(bits ^ _SALT) >> np.uint64(63) == 1
     found = np.zeros((5, 1 + FOLDS, values.shape[1]))
     for place in range(1 + FOLDS):
         rows = slice(None) if place == 0 else folds == place - 1
@@ -181,11 +180,6 @@ def column_counts(values: Array, folds: Array, cap: int) -> Array:
         found[1:, place] = [mark.sum(axis=0) for mark in marks]
     capped = np.where(found[:3] >= min(_ALONE, cap), np.minimum(found[:3], cap), 0)
     return np.concatenate([capped, found])
-
-
-def _words(values: Array) -> Array:
-    """The bits of each number; -0.0 counts as 0.0."""
-    return (np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)
 
 
 def _differing(values: Array, known: Array) -> Array:

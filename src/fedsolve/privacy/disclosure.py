@@ -53,7 +53,7 @@ from fedsolve.privacy.census import (
     pair_counts,
     singled_out,
 )
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
 
 _INDICATOR = 1 / 6
@@ -221,11 +221,8 @@ class Disclosure:
     def _follow(self, stage: CensusStage) -> None:
         """Go on from the history that a stage names; refused where this site has another."""
         own, asked = self.limits, stage.limits
-        if not own.off and (
-            asked.fewest_rows < own.fewest_rows
-            or asked.colluders < own.colluders
-            or asked.rows_per_width < own.rows_per_width
-        ):
+        demands = ("fewest_rows", "colluders", "rows_per_width")
+        if not own.off and any(getattr(asked, name) < getattr(own, name) for name in demands):
             raise TermError(
                 f"the census is for fewest_rows {asked.fewest_rows}, colluders {asked.colluders} and "
                 f"rows_per_width {asked.rows_per_width:g}; this site's policy asks for {own.fewest_rows}, "
@@ -464,9 +461,11 @@ class Disclosure:
                 f"{rows / least:,.0f}, such as by a seeded projection, or noise."
             )
         if least and width > 1 and rows < _WARNED * width:
+            places, found = zip(*_AUC, strict=True)
+            auc = np.interp(np.log(rows / width), np.log(places), found)
             return (
                 f"{rows / width:.1f} rows for each of {width:,} columns: whether somebody's row is among "
-                f"them can be told with an AUC of about {membership_auc(rows / width):.2f}"
+                f"them can be told with an AUC of about {auc:.2f}"
             )
         return None
 
@@ -572,12 +571,6 @@ class Disclosure:
             Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
         )
         self._now, self._next = now, now if following.history == now.history else following
-
-
-def membership_auc(rows_per_width: float) -> float:
-    """The area under the curve with which members were told from others, as measured."""
-    places, found = zip(*_AUC, strict=True)
-    return float(np.interp(np.log(max(rows_per_width, 1e-9)), np.log(places), found))
 
 
 def _codes(data: ClientData, classes: Array | None) -> Array:

@@ -64,7 +64,6 @@ def check_graph(sites: int, degree: int, threshold: int, colluders: int) -> None
 
 def risk(sites: int, degree: int, threshold: Any, colluders: int) -> Any:
     """The chance, at most, that colluders learn a part of the sum; of one threshold or of many."""
-    in_a_row = hypergeom.pmf(
-        degree // 2, sites, colluders, degree // 2
-    )  # so many chosen places are all theirs
+    half = degree // 2
+    in_a_row = hypergeom.pmf(half, sites, colluders, half)  # so many chosen places are all theirs
     return sites * (hypergeom.sf(threshold - 1, sites - 1, colluders, degree) + in_a_row)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve.container import from_bytes, to_bytes
-from fedsolve.errors import CohortError, TermError
+from fedsolve.errors import CohortError, TermError, explained
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose, text
@@ -56,12 +56,6 @@ def about_opening(opening: Mapping[str, Any]) -> str:
 def drawing_of(about: str, names: Iterable[str]) -> str:
     """The name of the one drawing of a seed about this with these sites."""
     return hashlib.sha256(purpose("drawing of a seed", about, sorted(names))).hexdigest()[:32]
-
-
-def seed_of(run: str, about: str, numbers: Mapping[str, str]) -> int:
-    """The seed that follows from all sites' numbers."""
-    digest = hashlib.sha256(purpose("seed of all", run, about, sorted(numbers.items()))).digest()
-    return int.from_bytes(digest, "little") % (1 << _SEED_BITS)
 
 
 def bound_by(number: str) -> str:
@@ -145,21 +139,15 @@ class SeedSite:
             return self._seed(run, entry, note, drawing)
         if what not in ("commit", "reveal"):
             raise TermError(f"unknown letter {ascii(what)[:40]} about a seed.")
-        if what == "commit" and self.name in drawing:
-            entry = self._committed(run, entry)
+        if what == "commit" and self.name in drawing and "number" not in entry:
+            entry = {**entry, "number": self._random(_NUMBER_BYTES).hex()}
+            self.book.enter(run, entry)  # on the disk before it is sent
         if "number" not in entry:
             raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
         if what == "reveal":
             self._check_bound(run, entry, note, drawing)
         value = bound_by(entry["number"]) if what == "commit" else entry["number"]
         return _letter(value=value, signature=self._sign(_signed(what, run, about, self.name, value)).hex())
-
-    def _committed(self, run: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry of a drawing with a number of this site, which is on the disk."""
-        if "number" not in entry:
-            entry = {**entry, "number": self._random(_NUMBER_BYTES).hex()}
-            self.book.enter(run, entry)
-        return entry
 
     def _check_bound(
         self, run: str, entry: dict[str, Any], note: dict[str, Any], drawing: Collection[str]
@@ -180,7 +168,8 @@ class SeedSite:
         wrong = [name for name, number in shown.items() if bound[name] not in (None, bound_by(number))]
         if wrong:
             raise TermError(f"{sorted(wrong)[:5]} showed another number than it had committed to.")
-        seed = seed_of(run, entry["about"], shown)
+        numbers = purpose("seed of all", run, entry["about"], sorted(shown.items()))
+        seed = int.from_bytes(hashlib.sha256(numbers).digest(), "little") % (1 << _SEED_BITS)
         if entry.get("seed", seed) != seed:
             raise TermError("a second seed is drawn for the same method and sites.")
         self.book.enter(run, {**entry, "seed": seed})
@@ -188,10 +177,8 @@ class SeedSite:
 
     def _believed(self, what: str, run: str, about: str, note: dict[str, Any], part: str) -> dict[str, str]:
         """What each site is said to commit to or to reveal, if it has signed it."""
-        try:
+        with explained(f"'{part}' of this letter is damaged", error=TermError):
             told = {str(site): (bytes.fromhex(value).hex(), by) for site, (value, by) in note[part].items()}
-        except (KeyError, AttributeError, TypeError, ValueError) as problem:
-            raise TermError(f"'{part}' of this letter is damaged ({problem}).") from problem
         for name, (value, signature) in told.items():
             if not signed_by(self._verify, name, _signed(what, run, about, name, value), signature):
                 raise TermError(

@@ -243,17 +243,12 @@ class Ledger:
                 if torn:  # the machine stopped while it wrote this line, and nothing that follows was sent
                     self._shelf.write("ledger.jsonl", b"".join(line + b"\n" for line in lines))
                 for number, line in enumerate(lines, 1):
-                    self._take(json.loads(self._unmarked(line, number)))
+                    entry, _, digest = line.partition(_MARK)
+                    self._digest = _next(self._digest, entry)
+                    if digest != self._digest.encode():
+                        raise ValueError(f"line {number} was changed, or lines before it are missing")
+                    self._take(json.loads(entry))
             self._load_masked(self._shelf.read("masked"))
-
-    def _unmarked(self, line: bytes, number: int) -> bytes:
-        """A line without its digest, which must be that of all lines so far."""
-        entry, _, digest = line.partition(_MARK)
-        expected = _next(self._digest, entry)
-        if digest != expected.encode():
-            raise ValueError(f"line {number} was changed, or lines before it are missing")
-        self._digest = expected
-        return entry
 
     def _load_masked(self, data: bytes | None) -> None:
         if data is None:

@@ -27,6 +27,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,9 @@ class Client:
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
         pairs = [notes.as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
         self._secrets: Array = np.stack(pairs)
-        self._members: dict[str, SlotKeys] = {}  # itself and its neighbours
-        self._everybody: tuple[str, ...] = ()
-        self._own_keys, self._seen = b"", ""
+        self._near: dict[str, SlotKeys] = {}  # itself and its neighbours
+        self.members: tuple[str, ...] = ()  # all of the setup, once they are known
+        self._own_keys = b""
         self._shared: tuple[str, bytes] | None = None
         self._shares: dict[str, Array] = {}
         self._cohorts: dict[int, tuple[str, tuple[str, ...]]] = {}
@@ -116,7 +117,7 @@ class Client:
         asked = hashlib.sha256(keys).hexdigest()
         if self._shared is not None and self._shared[0] == asked:
             return self._shared[1]
-        if self._members:
+        if self._near:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
         letters, everybody = notes.relayed(keys, "members", self.setup)
         members = {name: self._verified(name, letter) for name, letter in letters.items()}
@@ -130,7 +131,7 @@ class Client:
             for which in (OF_KEY, OF_SEED):
                 parts = split(pair[which].tobytes(), threshold, len(names), self._random)
                 shares[:, slot, which] = notes.as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
-        self._members, self._everybody = members, tuple(everybody)
+        self._near, self.members = members, tuple(everybody)
         sealed = {}
         for holder, name in enumerate(names):
             if name == self.name:
@@ -162,13 +163,13 @@ class Client:
 
     def receive(self, sealed: bytes) -> None:
         """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
-        self._need(bool(self._members) and len(self._shares) == 1, "shares come once, after one's own")
+        self._need(bool(self._near) and len(self._shares) == 1, "shares come once, after one's own")
         parts, _ = notes.relayed(sealed, "sealed", self.setup)
-        notes.check_names(sorted(set(self._members) - {self.name}), list(parts), "a note with sealed shares")
-        least = len(self._members) if self.setup.degree else self.setup.least_cohort
+        notes.check_names(sorted(set(self._near) - {self.name}), list(parts), "a note with sealed shares")
+        least = len(self._near) if self.setup.degree else self.setup.least_cohort
         if len(parts) + 1 < least:
             raise CohortError(
-                f"{len(parts) + 1} of {len(self._members)} members shared their secrets; at least "
+                f"{len(parts) + 1} of {len(self._near)} members shared their secrets; at least "
                 f"{least} must. Start the setup again."
             )
         found = {}
@@ -194,25 +195,18 @@ class Client:
     def _channel_key(self, other: str, sender: str, receiver: str) -> tuple[bytes, bytes]:
         """The key for shares between this client and another, and what it is for."""
         # All members' keys enter, so that two who were shown different keys cannot read each other.
-        about = notes.purpose("sealed", self.setup.note(), self._view(), sender, receiver)
-        return agree(self._channel, self._members[other].channel, about), about
+        about = notes.purpose("sealed", self.setup.note(), self._view, sender, receiver)
+        return agree(self._channel, self._near[other].channel, about), about
 
+    @cached_property
     def _view(self) -> str:
         """SHA-256 over the names of all members and the keys of those whom all are shown."""
-        if self._seen:
-            return self._seen
-        state = hashlib.sha256(notes.purpose("members", list(self._everybody)))
-        for name in () if self.setup.degree else sorted(self._members):
-            state.update(hashlib.sha256(self._members[name].signed_bytes(self.setup)).digest())
-        self._seen = state.hexdigest()
-        return self._seen
+        state = hashlib.sha256(notes.purpose("members", list(self.members)))
+        for name in () if self.setup.degree else sorted(self._near):
+            state.update(hashlib.sha256(self._near[name].signed_bytes(self.setup)).digest())
+        return state.hexdigest()
 
     # -- once per sum ------------------------------------------------------------------------------
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """All members of the setup, once they are known."""
-        return self._everybody
 
     @property
     def partners(self) -> tuple[str, ...]:
@@ -228,7 +222,7 @@ class Client:
         question = Question(self.setup, slot, names, vector.wide, len(vector.single), context)
         self._need(len(self._shares) > 1, "shares must have been received first")
         if self.setup.degree:
-            self._need(names == self._everybody, "with neighbours only, a sum is over all members")
+            self._need(names == self.members, "with neighbours only, a sum is over all members")
         else:
             notes.check_names(self.partners, names, "the cohort of this sum")
         self._need(self.name in names, "the cohort of a sum holds who answers")
@@ -242,7 +236,7 @@ class Client:
         key, seed = (part.tobytes() for part in self._secrets[slot])
         self._cohorts[slot] = (digest, names)
         self._secrets[slot] = 0  # the others hold what can open this sum; nobody can mask with it again
-        others = {n: keys.masks[slot] for n, keys in self._members.items() if n != self.name and n in names}
+        others = {n: keys.masks[slot] for n, keys in self._near.items() if n != self.name and n in names}
         masked, own = vector.copy(), own_mask(digest, self.name, seed)
         add_masks(masked, [(own, 1), *pair_masks(digest, self.name, key, others)])
         note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
@@ -262,10 +256,7 @@ class Client:
         opening = notes.opening_digest(digest, there)
         if slot not in self._opened:
             note = {"name": self.name, "slot": slot, "opening": opening}
-            arrays = {
-                "seeds": self._held(slot, there, OF_SEED),
-                "keys": self._held(slot, gone, OF_KEY),
-            }
+            arrays = {"seeds": self._held(slot, there, OF_SEED), "keys": self._held(slot, gone, OF_KEY)}
             self._opened[slot] = (opening, notes.pack("opened", self.setup, note, arrays))
             for shares in self._shares.values():
                 shares[slot] = 0
@@ -285,12 +276,12 @@ class Client:
             raise TermError(
                 f"the total shown for slot {evidence.place} is not of a question that this site answered."
             )
-        return evidence.total(asked.digest(), self._members, self._verify)
+        return evidence.total(asked.digest(), self._near, self._verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""
         opening = notes.opening_digest(self._question(slot), sorted(survivors))
-        bound = self._members[self.name].commitments[slot].tobytes()
+        bound = self._near[self.name].commitments[slot].tobytes()
         return fingerprinted(masked, opening, digest, self.name, bound)
 
     def _question(self, slot: int, cohort: Sequence[str] | None = None) -> str:
@@ -326,8 +317,8 @@ class Client:
             "channel": notes.as_array(self._channel),
             "secrets": self._secrets,
             "own": notes.as_array(self._own_keys),
-            "everybody": self._everybody,
-            "members": [notes.as_array(keys.letter) for keys in self._members.values()],
+            "everybody": self.members,
+            "members": [notes.as_array(keys.letter) for keys in self._near.values()],
             "shared": None if self._shared is None else (self._shared[0], notes.as_array(self._shared[1])),
             "shares": self._shares,
             "cohorts": [(slot, *asked) for slot, asked in self._cohorts.items()],
@@ -345,11 +336,11 @@ class Client:
         with undamaged("the file of this client's secrets", "It must sit this run out."):
             kept = from_parts(arrays, note["secure_client"])
             client = cls(Setup.from_note(note["setup"]), kept["name"], sign, verify, **settings)
-            client._everybody, client._channel = kept["everybody"], kept["channel"].tobytes()
+            client.members, client._channel = kept["everybody"], kept["channel"].tobytes()
             client._secrets = notes.octets(kept, "secrets", client._secrets.shape).copy()
             client._own_keys = kept["own"].tobytes()
             letters = (SlotKeys.from_bytes(letter.tobytes(), client.setup) for letter in kept["members"])
-            client._members = {keys.name: keys for keys in letters}
+            client._near = {keys.name: keys for keys in letters}
             client._shares = {name: shares.copy() for name, shares in kept["shares"].items()}
             if kept["shared"] is not None:
                 client._shared = (kept["shared"][0], kept["shared"][1].tobytes())

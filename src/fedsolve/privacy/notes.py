@@ -84,9 +84,10 @@ COMMITTEE = 64
 """Sites that draw a seed, or may check a question, for all others; everybody where there are no more."""
 
 
-def committee(names: Collection[str], about: str, colluders: int = 0) -> list[str]:
-    """Who of these acts for all, in an order that follows from what it is about."""
-    return shuffled(names, "committee", about)[: max(COMMITTEE, 4 * colluders)]
+def committee(names: Collection[str], about: str, colluders: int = 0, wanted: int = 0) -> list[str]:
+    """Who of these acts for all, in an order that follows from what it is about; anybody where it was said
+    how many are `wanted`."""
+    return shuffled(names, "committee", about)[: None if wanted else max(COMMITTEE, 4 * colluders)]
 
 
 def shuffled(names: Collection[str], *about: Any) -> list[str]:
@@ -101,9 +102,9 @@ def shuffled(names: Collection[str], *about: Any) -> list[str]:
     return sorted(names, key=rank)
 
 
-def signatures_needed(sites: int, colluders: int) -> int:
+def signatures_needed(sites: int, colluders: int, wanted: int = 0) -> int:
     """How many of a committee must agree: then one of them is honest, and no two agreements differ."""
-    return least_threshold(min(sites, max(COMMITTEE, 4 * colluders)), colluders)
+    return wanted or least_threshold(min(sites, max(COMMITTEE, 4 * colluders)), colluders)
 
 
 def purpose(*parts: Any) -> bytes:

@@ -19,7 +19,7 @@ from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.privacy import notes
 from fedsolve.privacy.notes import Setup
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.secure_client import CHANNEL
 from fedsolve.privacy.witness import Evidence
 
@@ -103,7 +103,7 @@ class QuestionTrips:
     ) -> dict[str, Any]:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
         training, secure = self._training, self._secure
-        clients, wanted = secure.clients, secure.signatures
+        clients, wanted = secure.clients, secure.signatures or 0
         if request.position:
             self._chain = chain
         if training.found[0] == digest and training.found[1]["run"] == run:  # before the server was stopped
@@ -112,10 +112,8 @@ class QuestionTrips:
         about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
         if not training.signers:
             self._store.keep("training.json", vars(training))
-        needed = wanted or notes.signatures_needed(len(clients), secure.colluders)
-        able = notes.committee(clients, training.name, secure.colluders)
-        if wanted:
-            able = notes.shuffled(clients, "committee", training.name)
+        needed = notes.signatures_needed(len(clients), secure.colluders, wanted)
+        able = notes.committee(clients, training.name, secure.colluders, wanted)
         told = self._letter(request, digest, setup, about)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}

@@ -27,7 +27,7 @@ from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.secure_client import check_method
 
 

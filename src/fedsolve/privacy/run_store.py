@@ -20,7 +20,7 @@ from typing import Any
 from fedsolve.container import from_parts, to_parts
 from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.unmasking import Server
 from fedsolve.privacy.witness import Evidence, WordSum

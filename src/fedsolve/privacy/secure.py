@@ -39,8 +39,7 @@ from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, 
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_verified
 from fedsolve.privacy.question_trips import QuestionTrips, gather, said_of
-from fedsolve.privacy.ring import decode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, decode
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CENSUS,
@@ -72,11 +71,7 @@ _SLACK = 1 << 20
 
 
 class _OneLimbFailed(Exception):
-    """One limb does not do for some arrays: a term is too large for it, or the total too small."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(sorted(names))
-        self.names = names
+    """One limb does not do for these arrays: a term is too large for it, or the total too small."""
 
 
 class SecureFederation(Federation):
@@ -135,7 +130,7 @@ class SecureFederation(Federation):
             self._limits = dataclasses.replace(self.limits, colluders=colluders)
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: dict[str, SecureClient] = {}
-        self._verifies = False
+        self.verifies = False  # whether clients check the latest question
         self._laid_out: Layout | None = None
         self.store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
@@ -191,7 +186,7 @@ class SecureFederation(Federation):
             drawn = draw_seed(self.engine, self.clients, about, self.colluders)
             kept = {"drawing": drawing, "seed": drawn}
             self.store.keep("seed.json", kept)
-        return with_seed(recipe, kept["seed"])
+        return dataclasses.replace(recipe, method=_seeded(recipe.method, kept["seed"]))
 
     # -- one exchange ------------------------------------------------------------------------------
 
@@ -202,10 +197,10 @@ class SecureFederation(Federation):
         if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
             self._take_census()
         try:
-            total = self._sum(self._question(request, chain, narrow=True), request, chain)
+            total = self._sum(request, chain, narrow=True)
         except _OneLimbFailed as failed:  # again in two limbs, in a new slot
-            self._known.give_up(failed.names)
-            total = self._sum(self._question(request, chain, narrow=False), request, chain)
+            self._known.given_up.update(failed.args)
+            total = self._sum(request, chain, narrow=False)
         total.seconds = time.perf_counter() - started
         return total
 
@@ -215,12 +210,12 @@ class SecureFederation(Federation):
         if (gone := set(self._course.cohort or ()) - set(present)) and not self.changing:
             raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
-        self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
+        self.verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
         if request.position:
             self._take_opening(request, chain)
         self._check_cohort(request)
         self._laid_out = None
-        if not self._verifies:
+        if not self.verifies:
             return {}
         self._attend()
         self._keep()  # sites agree to a question of this very run
@@ -240,23 +235,6 @@ class SecureFederation(Federation):
             request, chain, known.exponents(clients), known.bounded(request.sizes(), clients)
         )
 
-    @property
-    def verifies(self) -> bool:
-        """Whether clients checked the latest question: where that is wanted, and there are enough."""
-        return self._verifies
-
-    @property
-    def census(self) -> str | None:
-        """The history of the rows of this run; None before they were counted."""
-        return self._course.census
-
-    def _question(self, request: Request, chain: Chain, narrow: bool) -> Asked:
-        """Where and whom a request is asked; narrow: in as few limbs as the clients agreed to."""
-        layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
-        if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
-            layout = layout.widened()
-        return self._asked(request, request.cohort, layout)
-
     def _asked(self, request: Request, names: Sequence[str], layout: Layout) -> Asked:
         """The request in a free slot, written down before anybody is asked.
 
@@ -266,30 +244,30 @@ class SecureFederation(Federation):
         if before is not None and before.request == digest:
             self._before = None
             return before
-        server, slot = self._next_slot()
-        cohort = tuple(name for name in sorted(names) if name in server.sharers)
-        self._course.asked = Asked(digest, slot, cohort, layout)
+        sharers, slot = self._keys().sharers, self._course.slot
+        cohort = tuple(name for name in sorted(names) if name in sharers)
+        self._course.slot, self._course.asked = slot + 1, Asked(digest, slot, cohort, layout)
         self._keep()
         return self._course.asked
 
-    def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
-        assert self._server is not None
-        report = CohortReport.of(request, asked.cohort)
-        for name in list(report.absent):
-            self._lose(report, name, CohortError("it took no part in the setup of this run"))
-        note = {"agreed": self._agreed} if self._agreed else {}
-        pending, signed = self._opened(asked, report, request, chain, note, self.verifies)
+    def _sum(self, request: Request, chain: Chain, narrow: bool) -> Total:
+        """The total of a request; narrow: in as few limbs as the clients agreed to."""
+        layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
+        if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
+            layout = layout.widened()
+        asked = self._asked(request, request.cohort, layout)
+        pending, report, signed = self._opened(asked, request, chain, self.verifies)
         layout, survivors = asked.layout, pending.survivors
         term = decode(pending.total(), layout)
         if coarse := self._known.too_coarse(term, layout, len(survivors)):
-            raise _OneLimbFailed(coarse)
+            raise _OneLimbFailed(*coarse)
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         if self.verifies:
             self._trips.show(pending.evidence(asked.request, layout, signed))
         self._course.cohort, self._course.sizes = survivors, self._known.note()
         self._keep()
-        report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
+        report.answered, report.bytes_up = list(survivors), pending.masked.limbs.nbytes * len(survivors)
         self._report(report)
         return Total(
             term=term,
@@ -304,21 +282,18 @@ class SecureFederation(Federation):
         )
 
     def _opened(
-        self,
-        asked: Asked,
-        report: CohortReport,
-        request: Request,
-        chain: Chain,
-        note: dict[str, Any],
-        witnessed: bool,
-    ) -> tuple[MaskedSum, dict[str, tuple[str, str]]]:
-        """A sum that can be opened, and signed fingerprints of its terms where they are wanted."""
-        pending = self._masked(asked, report, request, chain, note)
+        self, asked: Asked, request: Request, chain: Chain, witnessed: bool
+    ) -> tuple[MaskedSum, CohortReport, dict[str, tuple[str, str]]]:
+        """A sum that can be opened, who took part, and signed fingerprints of its terms where witnessed."""
+        report = CohortReport.of(request, asked.cohort)
+        for name in list(report.absent):
+            self._lose(report, name, CohortError("it took no part in the setup of this run"))
+        pending = self._masked(asked, report, request, chain)
         opening = Opening(self._course.run, asked.request, pending.survivors)
         if opening not in self._course.opened:
             self._course.opened.append(opening)
             self._keep()
-        return pending, self._open(pending, witnessed)
+        return pending, report, self._open(pending, witnessed)
 
     def _take_census(self) -> None:
         """Count the rows of all clients in their cells, once in a run; the next question tells the sums."""
@@ -327,8 +302,7 @@ class SecureFederation(Federation):
             stage = CensusStage.from_note(course.stage) if course.stage else self._first_stage(spec)
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
             asked = self._asked(request, server.sharers, stage.layout(spec.features, spec.outputs))
-            report = CohortReport.of(request, asked.cohort)
-            pending, signed = self._opened(asked, report, request, Chain(), {}, True)
+            pending, report, signed = self._opened(asked, request, Chain(), True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
             about = {"place": slot_name(server.setup, asked.slot), "history": history}
@@ -378,9 +352,7 @@ class SecureFederation(Federation):
         classes = None if spec.classes is None else labels_note(spec.classes)
         return CensusStage(name, course.run, history, self._limits, classes, labels=len(spec.labels))
 
-    def _masked(
-        self, asked: Asked, report: CohortReport, request: Request, chain: Chain, more: dict[str, Any]
-    ) -> MaskedSum:
+    def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
         """The sum of masked terms, closed and written down together with whom it is over."""
         assert self._server is not None
         layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
@@ -393,7 +365,9 @@ class SecureFederation(Federation):
             for name in pending.dropped:
                 report.lose(name, CohortError("it had not answered when the server was stopped"))
             return pending
-        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note(), **more}
+        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
+        if self._agreed and request.kind != CENSUS:
+            note["agreed"] = self._agreed
         refused = self._collect(pending, report, request, chain, note)
         if refused:
             narrow = {field.name for field in layout.fields if field.exponent is not None}
@@ -402,7 +376,7 @@ class SecureFederation(Federation):
                     f"{sorted(refused - narrow)} has numbers too large for a secure sum, or NaN. Check the "
                     "features for values whose squares overflow; rescale such columns."
                 )
-            raise _OneLimbFailed(refused)
+            raise _OneLimbFailed(*refused)
         pending.close()
         self.store.keep_sum(place, pending.masked, pending.survivors)
         return pending
@@ -430,7 +404,7 @@ class SecureFederation(Federation):
                 else:
                     pending.add(name, reply)
 
-            self._gathered(self._letters(asked, note), report, pending.masked.nbytes + _SLACK, take)
+            self._gathered(self._letters(asked, note), report, pending.masked.limbs.nbytes + _SLACK, take)
             if not lacking:
                 return refused
             asked = lacking
@@ -534,14 +508,8 @@ class SecureFederation(Federation):
                 "allow changes on both sides (changing=True)."
             )
 
-    def _next_slot(self) -> tuple[Server, int]:
-        """A free slot; new keys where none is left."""
-        server = self._keys()
-        self._course.slot += 1
-        return server, self._course.slot - 1
-
     def _keys(self) -> Server:
-        """A server with a free slot."""
+        """A server with a free slot, with new keys where none is left."""
         if self._server is None or self._course.slot >= self._server.setup.slots:
             self._server = self._set_up()
         return self._server
@@ -640,14 +608,12 @@ class SecureFederation(Federation):
         return f"SecureFederation({self.federation!r})"
 
 
-def with_seed(recipe: Recipe[Any], seed: int) -> Recipe[Any]:
-    """The recipe with this seed in its method, or in the method that goes on from something given."""
-
-    def seeded(method: Any) -> Any:
-        inner = getattr(method, "method", None)
-        return dataclasses.replace(method, **({"seed": seed} if inner is None else {"method": seeded(inner)}))
-
-    return dataclasses.replace(recipe, method=seeded(recipe.method))
+def _seeded(method: Any, seed: int) -> Any:
+    """The method with this seed, in it or in the method that goes on from something given."""
+    inner = getattr(method, "method", None)
+    return dataclasses.replace(
+        method, **({"seed": seed} if inner is None else {"method": _seeded(inner, seed)})
+    )
 
 
 def _digest(term: Term) -> str:

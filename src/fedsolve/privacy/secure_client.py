@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.errors import CohortError, DataError, TermError, explained
 from fedsolve.federation.encoding import decode_request
 from fedsolve.federation.encoding import request_digest as request_digest
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
@@ -41,11 +41,9 @@ from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Question, Setup
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from fedsolve.privacy.primitives import Sign, Verify
-from fedsolve.privacy.ring import OutOfRange, decode, encode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
 from fedsolve.privacy.shamir import Random
-from fedsolve.privacy.signed_questions import SignedQuestions, agreed_message, training_of
-from fedsolve.privacy.verifying import QuestionCheck, Shown
+from fedsolve.privacy.verifying import CheckedTraining, QuestionCheck, Shown, SignedQuestions, agreed_message
 from fedsolve.privacy.witness import Evidence, slot_name
 
 CHANNEL = "secure sums"
@@ -383,7 +381,7 @@ class SecureClient:
             )
         request, model = (decode_request(notes.raw(arrays, part)) for part in ("request", "model"))
         asked = dataclasses.replace(request, cohort=cohort)
-        training, digest = training_of(note), request_digest(request)
+        training, digest = CheckedTraining.from_note(note), request_digest(request)
         for block in model.blocks:
             if self.policy is not None and "opening" in block.note:
                 opening = block.note["opening"]
@@ -456,13 +454,11 @@ def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:
 
 def openings_of(note: Mapping[str, Any], run: str) -> list[Opening]:
     """The totals that a letter tells of; anything else is refused."""
-    try:
+    with explained("the list of totals in this letter is damaged", error=TermError):
         cohorts = [tuple(notes.listed({"cohort": each}, "cohort")) for each in note["cohorts"]]
         found = [Opening(run, str(request), cohorts[place]) for request, place in note["opened"]]
         if len(set(found)) != len(found):
             raise ValueError("an entry twice")
-    except (KeyError, IndexError, TypeError, ValueError) as problem:
-        raise TermError(f"the list of totals in this letter is damaged ({problem}).") from problem
     return found
 
 

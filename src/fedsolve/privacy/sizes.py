@@ -21,7 +21,7 @@ from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
+from fedsolve.privacy.ring import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
 
 SPARE_BITS = 2
 """A term in one limb may be 4 times as large as the largest number of the total before it.
@@ -70,16 +70,16 @@ class KnownTotals:
 
     additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
         run among others has the name of that run before its own.
+    given_up: names of those that travel in two from now on, since one has not done for them.
     """
 
     def __init__(self, additive: Collection[str] = (), recurring: Collection[str] = ()) -> None:
         self.additive = frozenset(additive)
         self._recurring = frozenset(recurring)
         self._beginnings = tuple(name for name in recurring if name.endswith("."))
-        self._given_up: set[str] = set()
-        self._sizes: dict[
-            tuple[str, tuple[int, ...]], tuple[float, float]
-        ] = {}  # the latest, and the largest
+        self.given_up: set[str] = set()
+        # By name and shape, the latest size and the largest.
+        self._sizes: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
 
     def note(self) -> list[list[Any]]:
         """The sizes as JSON values."""
@@ -97,27 +97,19 @@ class KnownTotals:
 
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
         """The exponents for the next request to so many clients."""
-        found = {
-            key: exponent_for(latest, clients)
-            for key, (latest, _) in self._sizes.items()
-            if self._may_be_narrow(key[0])
-        }
-        return {key: exponent for key, exponent in found.items() if exponent is not None}
-
-    def give_up(self, names: Collection[str]) -> None:
-        """Let these arrays travel in two limbs from now on: one has not done for them."""
-        self._given_up |= set(names)
+        found = {}
+        for (name, shape), (latest, _) in self._sizes.items():
+            own, exponent = name.rpartition(".")[2], exponent_for(latest, clients)
+            named = self._adds_up(name) or name.startswith(self._beginnings) or own in self._recurring
+            if named and name not in self.given_up and exponent is not None:
+                found[name, shape] = exponent
+        return found
 
     def bounded(self, sizes: Mapping[str, float], clients: int) -> dict[str, int]:
         """The exponents that follow from bounds on the numbers of every term."""
         # A little more, since clients round, too.
         found = {name: exponent_for(1.001 * size, clients, spare=0) for name, size in sizes.items()}
-        return {n: e for n, e in found.items() if e is not None and n not in self._given_up}
-
-    def _may_be_narrow(self, name: str) -> bool:
-        own = name.rpartition(".")[2]
-        named = self._adds_up(name) or name.startswith(self._beginnings) or own in self._recurring
-        return named and name not in self._given_up
+        return {n: e for n, e in found.items() if e is not None and n not in self.given_up}
 
     def _largest_of(self, name: str, shape: tuple[int, ...]) -> float:
         """The largest number that arrays of this name and shape have had, whichever member asked for them."""

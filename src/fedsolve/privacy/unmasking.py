@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from typing import Any
 
+from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy import notes
 from fedsolve.privacy.graph import around
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
-from fedsolve.privacy.ring import RingVector
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, joined
 from fedsolve.privacy.witness import Evidence, WordSum, unmasked
 
@@ -51,9 +52,8 @@ class Server:
         """Take what `Client.advertise` gave."""
         if self._around:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
-        keys = SlotKeys.from_bytes(note, self.setup)
-        _check_sender(sender, keys.name)
-        self.keys[sender] = keys
+        _sent_by(sender, note, "keys", self.setup)
+        self.keys[sender] = SlotKeys.from_bytes(note, self.setup)
 
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
@@ -70,8 +70,7 @@ class Server:
         """Take what `Client.share` gave."""
         if self._sealed_passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
-        arrays, fields = notes.unpack(note, "shares", self.setup)
-        _check_sender(sender, notes.text(fields, "name"))
+        arrays, fields = _sent_by(sender, note, "shares", self.setup)
         if notes.listed(fields, "names") != [name for name in self._around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
         names = fields["names"]
@@ -149,8 +148,7 @@ class MaskedSum:
 
     def add(self, sender: str, note: bytes) -> None:
         """Take what `Client.mask` gave; nothing of it is kept but the sum."""
-        arrays, fields = notes.unpack(note, "masked", self.question.setup)
-        _check_sender(sender, notes.text(fields, "name"))
+        arrays, fields = _sent_by(sender, note, "masked", self.question.setup)
         if self._closed or sender in self._survivors or sender not in self.question.cohort:
             raise CohortError(
                 f"the term of '{sender}' is not part of this sum: late, a repeat, or not asked for."
@@ -178,8 +176,7 @@ class MaskedSum:
 
     def add_opening(self, sender: str, note: bytes) -> None:
         """Take what `Client.open` gave."""
-        arrays, fields = notes.unpack(note, "opened", self.question.setup)
-        _check_sender(sender, notes.text(fields, "name"))
+        arrays, fields = _sent_by(sender, note, "opened", self.question.setup)
         if not self._closed or sender not in self._survivors or fields.get("slot") != self.question.slot:
             raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
         if fields.get("opening") != self.opening:
@@ -233,6 +230,9 @@ class MaskedSum:
         return joined({n: self._openings[holders[n - 1]][name] for n in self._helpers(name)})
 
 
-def _check_sender(sender: str, name: str) -> None:
-    if sender != name:
+def _sent_by(sender: str, note: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What is in a note of this sender; one under another name is refused."""
+    arrays, fields = notes.unpack(note, message, setup)
+    if (name := notes.text(fields, "name")) != sender:
         raise TermError(f"'{sender}' sent a note under the name '{name}'.")
+    return arrays, fields

@@ -6,6 +6,11 @@ compares what the server sends with what the run solved, by meaning (`meaning.di
 are then taken for its own, so that rounding does not add up. It agrees to one question after each total, and
 to any number about the model of that moment.
 
+A site answers what enough sites have signed, each after it checked the question itself: more than half of
+the sites, and of colluders among them. Then at least one of them is honest, and no two questions that differ
+can both be signed, since an honest site agrees to one. Of more than 64 sites, more than half of 64 whom the
+name of the training picks (`notes.committee`).
+
 The state is written down before anybody hears of it, beside the ledger: a site that is started anew goes on.
 """
 
@@ -14,21 +19,30 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import DataError, TermError, explained
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.meaning import differs, notes_differ, settling
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
-from fedsolve.privacy.notes import as_array
+from fedsolve.privacy.notes import (
+    as_array,
+    committee,
+    least_verified,
+    listed,
+    purpose,
+    signatures_needed,
+    text,
+)
+from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.registry import check_allowed
 from fedsolve.scoring.evaluation import about
@@ -50,6 +64,16 @@ class CheckedTraining:
     name: str
     recipe: Mapping[str, Any]
     prefers: Literal["bytes", "exchanges"]
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> CheckedTraining:
+        """The training that a letter is about."""
+        told = note.get("training")
+        if not isinstance(told, dict) or not isinstance(told.get("recipe"), dict):
+            raise TermError("the letter does not say which training its question belongs to.")
+        if told.get("prefers") not in ("bytes", "exchanges"):
+            raise TermError(f"a server prefers bytes or exchanges, not {ascii(told.get('prefers'))[:40]}.")
+        return cls(text(told, "name"), told["recipe"], told["prefers"])
 
 
 @dataclass(frozen=True)
@@ -154,12 +178,10 @@ class QuestionCheck:
                 check_allowed("method", key)
             recipe = Recipe.from_note(self._training.recipe)
             opening = self._opening
-            try:
+            with explained("the opening of this run is damaged", error=TermError):
                 classes = labels_from_note(opening["classes"])
                 sizes = int(opening["features"]), classes, int(opening["outputs"])
                 spec = Spec(*sizes, self._training.prefers, labels=tuple(opening.get("labels", ())))
-            except (KeyError, TypeError, ValueError) as problem:
-                raise TermError(f"the opening of this run is damaged ({problem}).") from problem
             self._run = recipe.start(spec)
             if self._kept is not None:
                 self._run.restore(self._kept, "of a site that checks")
@@ -261,3 +283,87 @@ def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:
             f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "
             f"that were opened: {why}."
         )
+
+
+def agreed_message(
+    training: str, request: str, cohort: Sequence[str], run: str, layouts: Sequence[str]
+) -> bytes:
+    """What a site signs: that the question with this digest follows from the totals of a training; whom it is
+    for, in which run, and in which layouts it may be answered (digests of one and of its widened form)."""
+    return purpose("agreed question", training, request, list(cohort), run, list(layouts))
+
+
+@dataclass(frozen=True)
+class SignedQuestions:
+    """Refuses questions that too few sites have signed.
+
+    colluders: sites that might side with the server. verified: whether signatures are asked for at all; runs
+    of too few sites to check are refused then. wanted: how many; 0: more than half of the sites.
+    """
+
+    verify: Verify
+    colluders: int
+    verified: bool
+    wanted: int
+
+    def enough(self, names: Collection[str]) -> bool:
+        """Whether so many can check: at least three sites must stay hidden from whoever does."""
+        return self.verified and len(names) >= least_verified(self.colluders)
+
+    def said(self, members: Collection[str]) -> str:
+        """For the people at a site: whether the questions of a run are checked."""
+        if not self.verified:
+            return "this site answers questions that nobody has checked (verified = false)"
+        needed = signatures_needed(len(members), self.colluders, self.wanted)
+        return f"it answers questions that {needed} of {len(members)} sites have checked"
+
+    def check(
+        self,
+        request: str,
+        members: Collection[str],
+        cohort: Sequence[str],
+        note: Mapping[str, Any],
+        run: str,
+        layout: str,
+        changing: bool,
+    ) -> None:
+        """Refuse a question that too few members of the run have signed, naming wrong signatures."""
+        if not self.verified:
+            return
+        if not self.enough(cohort):
+            raise TermError(
+                f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
+                f"{least_verified(self.colluders)}; this site answers no others (its policy: verified)."
+            )
+        if not isinstance(told := note.get("agreed"), dict):
+            raise TermError(
+                "nobody has checked that this question follows from the totals that were opened; this site "
+                "answers no others (its policy: verified)."
+            )
+        everybody, layouts = listed(told, "cohort"), listed(told, "layouts")
+        if cohort != everybody and not (changing and set(cohort) <= set(everybody)):
+            raise TermError("the sites agreed to this question for another cohort.")
+        if layout not in layouts:
+            raise TermError("the sites agreed to this question in another layout.")
+        training = text(told, "training")
+        message = agreed_message(training, request, everybody, run, layouts)
+        self.check_signed(message, told.get("signatures"), members, training, self.wanted)
+
+    def check_signed(
+        self, message: bytes, signed: Any, members: Collection[str], about: str, wanted: int = 0
+    ) -> None:
+        """Refuse what too few of the members who check for all have signed, naming wrong signatures."""
+        signatures = signed if isinstance(signed, dict) else {}
+        may_check = set(committee(members, about, self.colluders, wanted))
+        for name, signature in signatures.items():
+            if name not in may_check or not signed_by(self.verify, name, message, signature):
+                raise TermError(
+                    f"the agreement of '{name[:60]}' to this question is not signed by that site, or "
+                    "belongs to another question."
+                )
+        needed = signatures_needed(len(members), self.colluders, wanted)
+        if len(signatures) < needed:
+            raise TermError(
+                f"{len(signatures)} of {len(members)} sites have checked this question; this site's policy "
+                f"asks for {needed} (signatures)."
+            )

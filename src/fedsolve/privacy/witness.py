@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import TermError, explained
 from fedsolve.privacy import notes
 from fedsolve.privacy.notes import Setup, SlotKeys
 from fedsolve.privacy.primitives import (
@@ -33,8 +33,7 @@ from fedsolve.privacy.primitives import (
     public_key,
     signed_by,
 )
-from fedsolve.privacy.ring import RingVector
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring import Layout, RingVector
 
 PRIME = (1 << 127) - 1
 
@@ -191,7 +190,7 @@ class Evidence:
     @classmethod
     def from_parts(cls, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Evidence:
         """What `parts` described; anything else is refused."""
-        try:
+        with explained("the evidence of a total is damaged", error=TermError):
             layout = Layout.from_note(note["layout"])
             survivors, dropped = notes.listed(note, "survivors"), notes.listed(note, "dropped")
             names = [*survivors, *dropped]
@@ -205,8 +204,6 @@ class Evidence:
             about = (Setup.from_note(note["setup"]), int(note["slot"]), str(note["request"]), layout)
             secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
             return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
-        except (KeyError, TypeError, ValueError, DataError) as problem:
-            raise TermError(f"the evidence of a total is damaged ({problem}).") from problem
 
 
 def unmasked(
