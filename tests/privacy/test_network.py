@@ -124,7 +124,6 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: boo
         if place in str(path) and count == number and after:
             raise Killed
 
-    monkeypatch.setattr("fedsolve.privacy.shelf.write_atomically", write)
     monkeypatch.setattr("fedsolve.container.write_atomically", write)
     return lambda: count
 

@@ -39,20 +39,8 @@ from fedsolve.federation.meaning import flat_activations
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import encode_labels, labels_from_note
-from fedsolve.privacy.census import (
-    DIVISIONS,
-    LEVERAGE,
-    CensusStage,
-    Limits,
-    cell_counts,
-    column_counts,
-    crowded,
-    few_columns,
-    fold_of,
-    folds_carried,
-    pair_counts,
-    singled_out,
-)
+from fedsolve.privacy import census
+from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
 
@@ -171,7 +159,7 @@ class Disclosure:
         cap = stage.limits.fewest_rows
         if stage.name == "cells":
             codes, classes, new = self._fresh(data, stage)
-            cells = cell_counts(codes[new], self._hashes(data)[new], classes)
+            cells = census.cell_counts(codes[new], self._hashes(data)[new], classes)
             return Term({"cells": np.minimum(cells, cap), "fresh": cells[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
@@ -181,10 +169,10 @@ class Disclosure:
             own = values[:, : data.width + stage.labels]
             numbers = (~np.isnan(own) & (own != 0) & (own != 1)).any(axis=0)
             singled = self._singled(own, folds, np.flatnonzero(~numbers))
-            arrays = {"columns": column_counts(values, folds, cap), "numbers": numbers.astype(np.float64)}
+            columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(batch), "singled": int(singled), "sites": int(len(batch) > 0)}
-            return Term(arrays, counts)
-        tables = [pair_counts(values) for values in self._indicators(batch, folds, stage)]
+            return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
+        tables = [census.pair_counts(values) for values in self._indicators(batch, folds, stage)]
         return Term({"pairs": np.stack(tables)})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
@@ -248,7 +236,7 @@ class Disclosure:
             return self._with_batch(data, stage, total, cohort)
         left = base.left_out.copy()
         if stage.name == "columns":
-            few = few_columns(found["columns"], stage.limits, int(total.counts["sites"]))
+            few = census.few_columns(found["columns"], stage.limits, int(total.counts["sites"]))
             if few[0, data.width + stage.labels :].any() and not self.limits.off:
                 raise TermError(
                     "the target is the same in all but few rows, which its products would show (fewest_rows "
@@ -262,7 +250,7 @@ class Disclosure:
             flags = np.zeros((2, data.width + stage.labels), dtype=bool)
             for place, values in enumerate(self._indicators(batch, folds, stage)):
                 there = values if place == 0 else values[folds == place - 1]
-                flags[min(place, 1), list(stage.columns)] |= crowded(there, found["pairs"][place])
+                flags[min(place, 1), list(stage.columns)] |= census.crowded(there, found["pairs"][place])
             flags[1] |= flags[0]
             return dataclasses.replace(base, crowded=flags)
         left[-1] |= found["crowded"] > 0
@@ -287,17 +275,17 @@ class Disclosure:
             return base
         self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
         codes, classes, new = self._fresh(data, stage)
-        cells, own = total.arrays["cells"], cell_counts(codes[new], self._hashes(data)[new], classes)
+        cells, own = total.arrays["cells"], census.cell_counts(codes[new], self._hashes(data)[new], classes)
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
         needed, alone = limits.rows_per_width * self._widest, own[:, 0] >= limits.fewest_rows
         whole = cells[:, 0] >= limits.enough
         whole &= total.arrays["fresh"][whole].sum() >= needed
         alone &= whole.any() or own[alone, 0].sum() >= needed
         taken = new[(whole | alone)[codes[new]]]
-        hashes, counts = self._hashes(data)[taken], folds_carried(cells, limits)[codes[taken]]
+        hashes, counts = self._hashes(data)[taken], census.folds_carried(cells, limits)[codes[taken]]
         folds = np.zeros(len(taken), dtype=np.uint8)
         for count in DIVISIONS:
-            folds[counts == count] = fold_of(hashes[counts == count], count)
+            folds[counts == count] = census.fold_of(hashes[counts == count], count)
         more = [self._digests(data)[taken], folds, counts, np.full(len(taken), len(base.left_out))]
         joined = {
             name: np.concatenate([base.rows[name], new.astype(_KNOWN[name])])
@@ -353,7 +341,8 @@ class Disclosure:
             return False
         values = values[:, columns]
         sets = [values, *(values[folds == fold] for fold in range(FOLDS))]
-        return any(len(one) and singled_out(one, pair_counts(one))[0] > LEVERAGE for one in sets)
+        highest = (census.singled_out(one, census.pair_counts(one))[0] for one in sets if len(one))
+        return any(leverage > LEVERAGE for leverage in highest)
 
     def rows(self, data: ClientData) -> ClientData:
         """The rows that take part, in their cells, without what was left out."""

@@ -35,20 +35,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import from_bytes, from_parts, to_bytes, to_parts, undamaged
 from fedsolve.errors import CohortError, ModelFileError, TermError
-from fedsolve.privacy import notes
+from fedsolve.privacy import notes, primitives
 from fedsolve.privacy.graph import around, check_graph
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
-from fedsolve.privacy.primitives import (
-    KEY_BYTES,
-    NONCE_BYTES,
-    Sign,
-    Verify,
-    add_masks,
-    agree,
-    public_key,
-    seal,
-    unseal,
-)
+from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, Sign, Verify, add_masks
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.witness import Evidence, fingerprinted, own_mask, pair_masks
@@ -99,12 +89,12 @@ class Client:
     def advertise(self) -> bytes:
         """This client's public keys, signed, for all members."""
         if not self._own_keys:
-            masks = [notes.as_array(public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
+            masks = [notes.as_array(primitives.public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
             bound = [
                 notes.as_array(notes.commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
                 for slot, pair in enumerate(self._secrets)
             ]
-            keys = SlotKeys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
+            keys = SlotKeys(self.name, primitives.public_key(self._channel), np.stack(masks), np.stack(bound))
             self._own_keys = keys.signed(self.setup, self._sign)
         return self._own_keys
 
@@ -138,7 +128,7 @@ class Client:
                 self._shares[name] = shares[holder].copy()
                 continue
             key, about = self._channel_key(name, self.name, name)
-            sealed[name] = seal(key, shares[holder].tobytes(), about, self._random(NONCE_BYTES))
+            sealed[name] = primitives.seal(key, shares[holder].tobytes(), about, self._random(NONCE_BYTES))
         arrays = {str(place): part for place, part in enumerate(sealed.values())}
         note = {"name": self.name, "names": list(sealed)}
         self._shared = (asked, notes.pack("shares", self.setup, note, arrays))
@@ -176,7 +166,7 @@ class Client:
         shape = (self.setup.slots, 2, SHARE_BYTES)
         for name, part in parts.items():
             key, about = self._channel_key(name, name, self.name)
-            text = notes.as_array(unseal(key, part, about))
+            text = notes.as_array(primitives.unseal(key, part, about))
             if len(text) != math.prod(shape):
                 raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
             found[name] = text.reshape(shape).copy()
@@ -196,7 +186,7 @@ class Client:
         """The key for shares between this client and another, and what it is for."""
         # All members' keys enter, so that two who were shown different keys cannot read each other.
         about = notes.purpose("sealed", self.setup.note(), self._view, sender, receiver)
-        return agree(self._channel, self._near[other].channel, about), about
+        return primitives.agree(self._channel, self._near[other].channel, about), about
 
     @cached_property
     def _view(self) -> str:

@@ -6,16 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedsolve import container
 from fedsolve.arrays import Array
-from fedsolve.container import (
-    from_bytes,
-    from_sealed_json,
-    read,
-    sealed_json,
-    to_bytes,
-    undamaged,
-    write_atomically,
-)
 from fedsolve.errors import ModelFileError
 
 Made = TypeVar("Made")
@@ -34,18 +26,19 @@ class Shelf:
 
     def write(self, name: str, data: bytes) -> None:
         if self.folder is not None:
-            write_atomically(self.folder / name, data, private=True)
+            container.write_atomically(self.folder / name, data, private=True)
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file; None where there is none."""
         path = None if self.folder is None else self.folder / name
-        return read(path) if path is not None and path.exists() else None
+        return container.read(path) if path is not None and path.exists() else None
 
     def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         """Write a note, and arrays, with their seal."""
         if self.folder is not None:
             plain = name.endswith(self._PLAIN)
-            self.write(name, sealed_json(note) if plain else to_bytes(arrays or {}, note, sealed=True))
+            data = container.sealed_json(note) if plain else container.to_bytes(arrays or {}, note, sealed=True)
+            self.write(name, data)
 
     def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
         """What `make` gives of the arrays and the note of a file; None where there is none."""
@@ -54,9 +47,9 @@ class Shelf:
         assert self.folder is not None
         what, remedy = str(self.folder / name), self._remedy
         if name.endswith(self._PLAIN):
-            note = from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
+            note = container.from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
             arrays: dict[str, Array] = {}
         else:
-            arrays, note = from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
-        with undamaged(what, remedy):
+            arrays, note = container.from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
+        with container.undamaged(what, remedy):
             return make(arrays, note)

@@ -33,15 +33,7 @@ from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
-from fedsolve.privacy.notes import (
-    as_array,
-    committee,
-    least_verified,
-    listed,
-    purpose,
-    signatures_needed,
-    text,
-)
+from fedsolve.privacy import notes
 from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.registry import check_allowed
@@ -73,7 +65,7 @@ class CheckedTraining:
             raise TermError("the letter does not say which training its question belongs to.")
         if told.get("prefers") not in ("bytes", "exchanges"):
             raise TermError(f"a server prefers bytes or exchanges, not {ascii(told.get('prefers'))[:40]}.")
-        return cls(text(told, "name"), told["recipe"], told["prefers"])
+        return cls(notes.text(told, "name"), told["recipe"], told["prefers"])
 
 
 @dataclass(frozen=True)
@@ -220,7 +212,7 @@ class QuestionCheck:
         assert self._training is not None
         note: dict[str, Any] = {"training": dataclasses.asdict(self._training), "opening": self._opening}
         note |= {"absorbed": absorbed, "agreed": agreed}
-        self._shelf.keep("checked", note, {"run": as_array(run)})
+        self._shelf.keep("checked", note, {"run": notes.as_array(run)})
         self._kept, self.absorbed, self.agreed = run, absorbed, agreed
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
@@ -290,7 +282,7 @@ def agreed_message(
 ) -> bytes:
     """What a site signs: that the question with this digest follows from the totals of a training; whom it is
     for, in which run, and in which layouts it may be answered (digests of one and of its widened form)."""
-    return purpose("agreed question", training, request, list(cohort), run, list(layouts))
+    return notes.purpose("agreed question", training, request, list(cohort), run, list(layouts))
 
 
 @dataclass(frozen=True)
@@ -308,13 +300,13 @@ class SignedQuestions:
 
     def enough(self, names: Collection[str]) -> bool:
         """Whether so many can check: at least three sites must stay hidden from whoever does."""
-        return self.verified and len(names) >= least_verified(self.colluders)
+        return self.verified and len(names) >= notes.least_verified(self.colluders)
 
     def said(self, members: Collection[str]) -> str:
         """For the people at a site: whether the questions of a run are checked."""
         if not self.verified:
             return "this site answers questions that nobody has checked (verified = false)"
-        needed = signatures_needed(len(members), self.colluders, self.wanted)
+        needed = notes.signatures_needed(len(members), self.colluders, self.wanted)
         return f"it answers questions that {needed} of {len(members)} sites have checked"
 
     def check(
@@ -333,19 +325,19 @@ class SignedQuestions:
         if not self.enough(cohort):
             raise TermError(
                 f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
-                f"{least_verified(self.colluders)}; this site answers no others (its policy: verified)."
+                f"{notes.least_verified(self.colluders)}; this site answers no others (its policy: verified)."
             )
         if not isinstance(told := note.get("agreed"), dict):
             raise TermError(
                 "nobody has checked that this question follows from the totals that were opened; this site "
                 "answers no others (its policy: verified)."
             )
-        everybody, layouts = listed(told, "cohort"), listed(told, "layouts")
+        everybody, layouts = notes.listed(told, "cohort"), notes.listed(told, "layouts")
         if cohort != everybody and not (changing and set(cohort) <= set(everybody)):
             raise TermError("the sites agreed to this question for another cohort.")
         if layout not in layouts:
             raise TermError("the sites agreed to this question in another layout.")
-        training = text(told, "training")
+        training = notes.text(told, "training")
         message = agreed_message(training, request, everybody, run, layouts)
         self.check_signed(message, told.get("signatures"), members, training, self.wanted)
 
@@ -354,14 +346,14 @@ class SignedQuestions:
     ) -> None:
         """Refuse what too few of the members who check for all have signed, naming wrong signatures."""
         signatures = signed if isinstance(signed, dict) else {}
-        may_check = set(committee(members, about, self.colluders, wanted))
+        may_check = set(notes.committee(members, about, self.colluders, wanted))
         for name, signature in signatures.items():
             if name not in may_check or not signed_by(self.verify, name, message, signature):
                 raise TermError(
                     f"the agreement of '{name[:60]}' to this question is not signed by that site, or "
                     "belongs to another question."
                 )
-        needed = signatures_needed(len(members), self.colluders, wanted)
+        needed = notes.signatures_needed(len(members), self.colluders, wanted)
         if len(signatures) < needed:
             raise TermError(
                 f"{len(signatures)} of {len(members)} sites have checked this question; this site's policy "

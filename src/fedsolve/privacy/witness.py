@@ -21,18 +21,9 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import TermError, explained
-from fedsolve.privacy import notes
+from fedsolve.privacy import notes, primitives
 from fedsolve.privacy.notes import Setup, SlotKeys
-from fedsolve.privacy.primitives import (
-    KEY_BYTES,
-    Verify,
-    add_masks,
-    agree,
-    derive,
-    key_stream,
-    public_key,
-    signed_by,
-)
+from fedsolve.privacy.primitives import KEY_BYTES, Verify
 from fedsolve.privacy.ring import Layout, RingVector
 
 PRIME = (1 << 127) - 1
@@ -93,7 +84,7 @@ class WordSum(RingVector):
 
 def fingerprint(words: Array, key: bytes) -> int:
     """<r, words> modulo 2^127 - 1, with r of 128 bits each drawn from a key."""
-    stream = key_stream(key)
+    stream = primitives.key_stream(key)
     room = bytearray(16 * _ROWS + 16)  # the library asks for room of one block more than it writes
     zeros = memoryview(bytes(16 * _ROWS))
     halves = words.dtype.itemsize // 2
@@ -113,7 +104,7 @@ def fingerprint(words: Array, key: bytes) -> int:
 
 def drawn_key(digest: str) -> bytes:
     """The key from which the numbers of fingerprints are drawn, once the sum has this digest."""
-    return derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
+    return primitives.derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
 
 
 def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
@@ -164,7 +155,7 @@ class Evidence:
             value, signature = self.signed.get(name, ("0", ""))
             bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
             message = fingerprint_message(opening, digest, name, value, bound)
-            if not signed_by(verify, name, message, signature):
+            if not primitives.signed_by(verify, name, message, signature):
                 raise TermError(
                     f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
                     "signature is missing or belongs to another sum, or to another seed."
@@ -230,18 +221,18 @@ def unmasked(
             raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
         masks.append((own_mask(question, name, seed), -1))
     for gone in dropped:
-        if public_key(secrets[gone]) != known[gone].masks[slot].tobytes():
+        if primitives.public_key(secrets[gone]) != known[gone].masks[slot].tobytes():
             raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
         others = {name: known[name].masks[slot] for name in there}
         masks += pair_masks(question, gone, secrets[gone], others)
     total = masked.in_ring()
-    add_masks(total, masks)
+    primitives.add_masks(total, masks)
     return total
 
 
 def own_mask(question: str, name: str, seed: bytes) -> bytes:
     """The key of a client's own mask, which it adds."""
-    return derive(seed, notes.purpose("self", question, name))
+    return primitives.derive(seed, notes.purpose("self", question, name))
 
 
 def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]) -> list[tuple[bytes, int]]:
@@ -252,7 +243,7 @@ def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]
     masks = []
     for other, public in others.items():
         about = notes.purpose("pair", question, *sorted((name, other)))
-        masks.append((agree(key, public.tobytes(), about), 1 if name < other else -1))
+        masks.append((primitives.agree(key, public.tobytes(), about), 1 if name < other else -1))
     return masks
 
 
