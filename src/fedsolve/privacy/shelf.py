@@ -36,8 +36,8 @@ class Shelf:
     def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         """Write a note, and arrays, with their seal."""
         if self.folder is not None:
-            plain = name.endswith(self._PLAIN)
-            data = container.sealed_json(note) if plain else container.to_bytes(arrays or {}, note, sealed=True)
+            text = name.endswith(self._PLAIN)
+            data = container.sealed_json(note) if text else container.to_bytes(arrays or {}, note, sealed=True)
             self.write(name, data)
 
     def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
