@@ -21,9 +21,9 @@ from fedsolve.network.running import State, run_method
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.joint_seed import SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger
-from fedsolve.privacy.notes import read_letter
+from fedsolve.privacy.notes import CHANNEL, read_letter
 from fedsolve.privacy.policy import SitePolicy
-from fedsolve.privacy.secure_client import CHANNEL, SecureClient
+from fedsolve.privacy.secure_client import SecureClient
 from tests.conftest import Dataset
 from tests.network.pretended import PretendedLink
 from tests.network.sites import CLASSES, Sites, relative_difference, same_bits

@@ -12,8 +12,7 @@ import fedsolve as fs
 from fedsolve.federation.method import Method
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import Limits
-from fedsolve.privacy.notes import read_letter
-from fedsolve.privacy.secure_client import CHANNEL
+from fedsolve.privacy.notes import CHANNEL, read_letter
 
 ROWS, WIDTH, CLASSES = 600, 12, 3
 

@@ -23,9 +23,8 @@ from fedsolve.federation.method import Method, Run
 from fedsolve.privacy import SecureFederation, verifying
 from fedsolve.privacy.census import OFF
 from fedsolve.privacy.policy import SitePolicy
-from fedsolve.privacy.question_trips import QuestionTrips
 from fedsolve.privacy.ring import Layout
-from fedsolve.privacy.verifying import SignedQuestions
+from fedsolve.privacy.verifying import QuestionTrips, SignedQuestions
 from fedsolve.privacy.witness import PRIME, Evidence, fingerprint
 
 from .setups import plus, sign_as, verify

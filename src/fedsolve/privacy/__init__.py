@@ -5,8 +5,7 @@
     disclosure     what a client tells of its rows: cells, products, told
     census         how many rows of all lie in which cells
     ledger         what a client remembers of sums, and what it does not help to open
-    verifying      a client's own copy of a run, by which it checks what is asked; whose checks it believes
-    question_trips the server's side of that: what clients are shown, and their signatures
+    verifying      a client's own copy of a run, by which it checks what is asked; the server's part in it
     witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site

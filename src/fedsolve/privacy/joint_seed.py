@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,16 @@ class SeedBook:
             )
 
 
+@dataclass
 class SeedSite:
     """A site's side: letters in, letters out. random: anything but the default is for tests."""
 
-    def __init__(
-        self,
-        name: str,
-        sign: Sign,
-        verify: Verify,
-        book: SeedBook,
-        random: Random = secrets.token_bytes,
-        colluders: int = 0,
-    ) -> None:
-        self.name, self._colluders = name, colluders
-        self.book = book
-        self._sign, self._verify, self._random = sign, verify, random
+    name: str
+    sign: Sign
+    verify: Verify
+    book: SeedBook
+    random: Random = secrets.token_bytes
+    colluders: int = 0
 
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
@@ -134,20 +130,20 @@ class SeedSite:
             raise TermError(
                 "a second seed is drawn for the same method and sites: whoever asks could choose."
             )
-        drawing, entry = committee(names, about, self._colluders), self.book.entry(run) or {"about": about}
+        drawing, entry = committee(names, about, self.colluders), self.book.entry(run) or {"about": about}
         if what == "seed":
             return self._seed(run, entry, note, drawing)
         if what not in ("commit", "reveal"):
             raise TermError(f"unknown letter {ascii(what)[:40]} about a seed.")
         if what == "commit" and self.name in drawing and "number" not in entry:
-            entry = {**entry, "number": self._random(_NUMBER_BYTES).hex()}
+            entry = {**entry, "number": self.random(_NUMBER_BYTES).hex()}
             self.book.enter(run, entry)  # on the disk before it is sent
         if "number" not in entry:
             raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
         if what == "reveal":
             self._check_bound(run, entry, note, drawing)
         value = bound_by(entry["number"]) if what == "commit" else entry["number"]
-        return _letter(value=value, signature=self._sign(_signed(what, run, about, self.name, value)).hex())
+        return _letter(value=value, signature=self.sign(_signed(what, run, about, self.name, value)).hex())
 
     def _check_bound(
         self, run: str, entry: dict[str, Any], note: dict[str, Any], drawing: Collection[str]
@@ -180,7 +176,7 @@ class SeedSite:
         with explained(f"'{part}' of this letter is damaged", error=TermError):
             told = {str(site): (bytes.fromhex(value).hex(), by) for site, (value, by) in note[part].items()}
         for name, (value, signature) in told.items():
-            if not signed_by(self._verify, name, _signed(what, run, about, name, value), signature):
+            if not signed_by(self.verify, name, _signed(what, run, about, name, value), signature):
                 raise TermError(
                     f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
                 )

@@ -247,7 +247,11 @@ class Ledger:
                     self._digest = _next(self._digest, entry)
                     if digest != self._digest.encode():
                         raise ValueError(f"line {number} was changed, or lines before it are missing")
-                    self._take(json.loads(entry))
+                    ((kind, (key, *values)),) = json.loads(entry).items()
+                    if kind == "opened":
+                        self.openings.append(Opening(key, values[0], tuple(values[1])))
+                    else:
+                        self._facts[kind][key] = values
             self._load_masked(self._shelf.read("masked"))
 
     def _load_masked(self, data: bytes | None) -> None:
@@ -260,14 +264,6 @@ class Ledger:
                 return
             self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
-
-    def _take(self, entry: dict[str, Any]) -> None:
-        (kind, told), *_ = entry.items()
-        key, *values = [told] if isinstance(told, str) else told
-        if kind == "opened":
-            self.openings.append(Opening(key, values[0], tuple(values[1])))
-        else:
-            self._facts[kind][key] = values
 
 
 def _next(digest: str, line: bytes) -> str:

@@ -18,6 +18,9 @@ from fedsolve.privacy.primitives import KEY_BYTES, Sign
 TAG = "fedsolve secure sum 1"
 """Opens everything that is signed, derived or committed to here; another protocol has another tag."""
 
+CHANNEL = "secure sums"
+"""The channel of an engine on which letters travel."""
+
 MOST_SLOTS = 4096
 
 LEAST_COHORT = 3

@@ -59,14 +59,6 @@ class Field:
         """Numbers that travel: the upper triangle where the array is symmetric."""
         return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
 
-    def check(self) -> None:
-        """Refuse what no array can be."""
-        if min(self.shape, default=0) < 0 or (self.symmetric and self.shape != 2 * self.shape[:1]):
-            raise ValueError(f"an array of shape {self.shape}")
-        whole = self.exponent is None or type(self.exponent) is int
-        if not whole or not LEAST_EXPONENT <= (self.exponent or 0) <= LARGEST_EXPONENT:
-            raise ValueError(f"an exponent of {self.exponent}")
-
     def limit(self, clients: int) -> float:
         """The largest number that each of `clients` terms may hold."""
         return math.ldexp(1.0, HEADROOM_BITS - (self.exponent or 0)) / clients
@@ -137,13 +129,8 @@ class Layout:
         """The layout of `note`; anything that is none is refused."""
         with explained("the layout of this sum is damaged", error=TermError):
             fields = [
-                Field(
-                    str(name),
-                    tuple(map(int, shape)),
-                    bool(symmetric),
-                    None if exponent is None else int(exponent),
-                )
-                for name, shape, symmetric, exponent in note["fields"]
+                Field(str(name), tuple(map(int, shape)), bool(symmetric), None if e is None else int(e))
+                for name, shape, symmetric, e in note["fields"]
             ]
             counts = sorted({str(name) for name in note["counts"]})
             layout = cls(tuple(sorted(fields, key=_place)), tuple(counts))
@@ -152,7 +139,11 @@ class Layout:
             if len({field.name for field in fields}) != len(fields):
                 raise ValueError("an array twice")
             for field in fields:
-                field.check()
+                square = field.shape == 2 * field.shape[:1]
+                if min(field.shape, default=0) < 0 or (field.symmetric and not square):
+                    raise ValueError(f"an array of shape {field.shape}")
+                if not LEAST_EXPONENT <= (field.exponent or 0) <= LARGEST_EXPONENT:
+                    raise ValueError(f"an exponent of {field.exponent}")
         return layout
 
 

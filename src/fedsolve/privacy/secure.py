@@ -37,13 +37,11 @@ from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
-from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_verified
-from fedsolve.privacy.question_trips import QuestionTrips, gather, said_of
+from fedsolve.privacy.notes import CHANNEL, LEAST_COHORT, Setup, least_verified
 from fedsolve.privacy.ring import Layout, decode
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CENSUS,
-    CHANNEL,
     SecureClient,
     check_method,
     context_of,
@@ -52,6 +50,7 @@ from fedsolve.privacy.secure_client import (
 )
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
+from fedsolve.privacy.verifying import QuestionTrips, gather, said_of
 from fedsolve.privacy.witness import Evidence, slot_name
 
 _SLOTS = 8

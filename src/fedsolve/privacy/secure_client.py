@@ -38,16 +38,13 @@ from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_circle
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
-from fedsolve.privacy.notes import Question, Setup
+from fedsolve.privacy.notes import CHANNEL, Question, Setup
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from fedsolve.privacy.primitives import Sign, Verify
 from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.verifying import CheckedTraining, QuestionCheck, Shown, SignedQuestions, agreed_message
 from fedsolve.privacy.witness import Evidence, slot_name
-
-CHANNEL = "secure sums"
-"""The channel of an engine on which these letters travel."""
 
 CENSUS = "census"
 """The kind of request that counts the rows of a cohort in their cells, once in every run."""

@@ -35,10 +35,11 @@ class Shelf:
 
     def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         """Write a note, and arrays, with their seal."""
-        if self.folder is not None:
-            text = name.endswith(self._PLAIN)
-            data = container.sealed_json(note) if text else container.to_bytes(arrays or {}, note, sealed=True)
-            self.write(name, data)
+        if name.endswith(self._PLAIN):
+            data = container.sealed_json(note)
+        else:
+            data = container.to_bytes(arrays or {}, note, sealed=True)
+        self.write(name, data)
 
     def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
         """What `make` gives of the arrays and the note of a file; None where there is none."""

@@ -206,7 +206,11 @@ class MaskedSum:
                 f"{len(self._openings)} members helped to open slot {self.question.slot}; "
                 f"{self.question.setup.threshold} of the holders of every member's shares must."
             )
-        return {name: self._joined(name) for name in self.question.cohort}
+        found = {}
+        for name in self.question.cohort:
+            holders = self._around[name]
+            found[name] = joined({n: self._openings[holders[n - 1]][name] for n in self._helpers(name)})
+        return found
 
     def evidence(self, request: str, layout: Layout, signed: Mapping[str, tuple[str, str]]) -> Evidence:
         """What shows the total to others. request: its digest. signed: fingerprints of the terms."""
@@ -224,10 +228,6 @@ class MaskedSum:
         numbers = (n for n, holder in enumerate(self._around[name], 1) if holder in self._openings)
         found = tuple(itertools.islice(numbers, threshold))
         return found if len(found) == threshold else ()
-
-    def _joined(self, name: str) -> bytes:
-        holders = self._around[name]
-        return joined({n: self._openings[holders[n - 1]][name] for n in self._helpers(name)})
 
 
 def _sent_by(sender: str, note: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:

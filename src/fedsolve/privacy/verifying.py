@@ -12,32 +12,48 @@ can both be signed, since an honest site agrees to one. Of more than 64 sites, m
 name of the training picks (`notes.committee`).
 
 The state is written down before anybody hears of it, beside the ledger: a site that is started anew goes on.
+
+The server makes one trip before each question to the sites that check: with the question, the blocks of the
+model that are new, and what shows the total before it. A training keeps these sites, since each has a copy of
+the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, TermError, explained
+from fedsolve.errors import CohortError, DataError, TermError, explained
+from fedsolve.federation.cohort import plain
+from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.meaning import differs, notes_differ, settling
-from fedsolve.federation.messages import Block, Request, Total
+from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
 from fedsolve.privacy import notes
+from fedsolve.privacy.notes import CHANNEL, Setup
 from fedsolve.privacy.primitives import Verify, signed_by
+from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
+from fedsolve.privacy.witness import Evidence
 from fedsolve.registry import check_allowed
 from fedsolve.scoring.evaluation import about
+
+if TYPE_CHECKING:
+    from fedsolve.privacy.secure import SecureFederation
+
+_LARGEST = 1 << 16
+"""Bytes of a reply."""
 
 _MEMBER = "member"
 _ALONE = threading.Lock()  # warnings are muted for the whole process, and several sites may live in it
@@ -359,3 +375,148 @@ class SignedQuestions:
                 f"{len(signatures)} of {len(members)} sites have checked this question; this site's policy "
                 f"asks for {needed} (signatures)."
             )
+
+
+# -- the server's side ---------------------------------------------------------------------------
+
+
+def gather(
+    replies: Iterable[tuple[str, bytes | Exception]],
+    take: Callable[[str, bytes], None],
+    failed: Callable[[str, Exception], None] = lambda name, problem: None,
+) -> dict[str, str]:
+    """Take all replies that can be taken; of the others, by name, why not."""
+    reasons = {}
+    for name, reply in replies:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            take(name, reply)
+        except Exception as problem:
+            reasons[name] = plain(problem)
+            failed(name, problem)
+    return reasons
+
+
+def said_of(reasons: Mapping[str, str]) -> str:
+    """The first two reasons, by name."""
+    return "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
+
+
+@dataclass
+class SignedTraining:
+    """What is written down of a training, whose name sites know it by.
+
+    signers: the sites that check it. found: the latest question agreed to (its digest), and its signatures.
+    position, opening: of the blocks that these sites know, and of the run that these belong to.
+    """
+
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    signers: list[str] = field(default_factory=list)
+    found: tuple[str, dict[str, Any]] | list[Any] = ("", {})
+    position: int = 0
+    opening: str = ""
+
+
+class QuestionTrips:
+    """Gathers signatures for the questions of one training of a secure federation at a time.
+
+    recipe: of the method, as `recipes` has it; None: taken from the opening. resumed: go on with the training
+    that the store knows, where it knows one.
+    """
+
+    def __init__(self, secure: SecureFederation, recipe: Mapping[str, Any] | None, resumed: bool) -> None:
+        self._secure, self._store, self._recipe = secure, secure.store, recipe
+        kept = self._store.note("training") if resumed else None
+        self._training = SignedTraining() if kept is None else SignedTraining(**kept)
+        self._evidence = None if kept is None else self._store.evidence(self._training.name)
+        self._taken = False
+        self._chain: Chain | None = None
+        self.absorbs = bool(self._training.signers)
+
+    def before(self, digest: str) -> Setup | None:
+        """The setup of the total that precedes the question with this digest; None where nothing does."""
+        if self._evidence is None or self._evidence.request == digest:
+            return None
+        return self._evidence.setup
+
+    def show(self, evidence: Evidence) -> None:
+        """Keep what shows the newest total, if that enters the run."""
+        if self.absorbs:
+            arrays, note = evidence.parts()
+            note = {"training": self._training.name, "evidence": note}
+            self._store.keep("evidence.safetensors", note, arrays)
+            self._evidence, self._taken = evidence, False
+
+    def agreed(
+        self, request: Request, digest: str, chain: Chain, setup: Setup, run: str, layout: Layout
+    ) -> dict[str, Any]:
+        """The signatures that go with a question; an error, by name, where too few sites agree to it."""
+        training, secure = self._training, self._secure
+        clients, wanted = secure.clients, secure.signatures or 0
+        if request.position:
+            self._chain = chain
+        if training.found[0] == digest and training.found[1]["run"] == run:  # before the server was stopped
+            return dict(training.found[1])
+        layouts = sorted({layout.digest(), layout.widened().digest()})
+        about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
+        if not training.signers:
+            self._store.keep("training.json", vars(training))
+        needed = notes.signatures_needed(len(clients), secure.colluders, wanted)
+        able = notes.committee(clients, training.name, secure.colluders, wanted)
+        told = self._letter(request, digest, setup, about)
+        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
+        absorbs = False
+
+        def take(name: str, reply: bytes) -> None:
+            nonlocal absorbs
+            note = notes.unpack(reply, "agreed", setup)[1]
+            found[name], absorbs = notes.text(note, "signature"), bool(note.get("absorbs"))
+
+        first = able if secure.changing else able[:needed]
+        asked = [name for name in training.signers if name in clients] or first
+        while asked and len(found) < needed:
+            reasons |= gather(secure.engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
+            # Others may stand in for sites that do not check, as long as nothing has been checked yet.
+            rest = [name for name in able if name not in found and name not in reasons]
+            asked = rest[: needed - len(found)] if not training.signers else []
+        if len(found) < needed:
+            agree = f"{len(found)} of {len(clients)} sites agree to this question, {needed} must."
+            raise CohortError(f"{agree} {said_of(reasons)}.")
+        self.absorbs = absorbs
+        agreed = {**about, "training": training.name, "signatures": found}
+        if absorbs:
+            self._taken = True
+            training.signers = training.signers or sorted(found)
+            if request.position:
+                training.position, training.opening = request.position, chain.digests[1]
+            training.found = (digest, agreed)
+            self._store.keep("training.json", vars(training))
+        return agreed
+
+    def _letter(self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any]) -> bytes:
+        chain = Chain() if self._chain is None else self._chain
+        if self._recipe is None:
+            if not len(chain):
+                raise DataError(
+                    "no training has begun whose model sites could know; they check questions about models "
+                    "that their own totals made. Evaluate after training, or unchecked (verify=False)."
+                )
+            self._recipe = {name: chain.opening[name] for name in ("method", "parameters")}
+        known = chain.digests[1:2] == [self._training.opening]
+        first = min(self._training.position, len(chain)) if known else 0
+        blocks = tuple(chain.blocks[first:])
+        model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)
+        asked = encode_request(dataclasses.replace(request, blocks=()))
+        parts: dict[str, Any] = {"request": asked, "model": encode_request(model)}
+        training = CheckedTraining(self._training.name, self._recipe, self._secure.prefers)
+        note: dict[str, Any] = {**about, "training": vars(training)}
+        evidence = None if self.before(digest) is None else self._evidence
+        if evidence is not None:
+            note["evidence"] = {"place": evidence.place, "request": evidence.request}
+            if not self._taken:
+                arrays, shows = evidence.parts()
+                parts |= arrays
+                note["evidence"] |= shows
+        return notes.pack("check", setup, note, parts)
