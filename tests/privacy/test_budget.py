@@ -14,9 +14,8 @@ from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy import SecureFederation
-from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.ledger import Ledger
-from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 
 from .sites import Sites
 from .test_secure import ASK, Failing

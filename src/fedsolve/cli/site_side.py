@@ -84,9 +84,8 @@ def answerer(
     """What answers for this site, and the diary of what it sends."""
     from fedsolve.network.answering import Answerer
     from fedsolve.network.proposing import Proposing
-    from fedsolve.privacy.budget import Budget
     from fedsolve.privacy.ledger import Ledger
-    from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+    from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 
     folder = site.folder
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)

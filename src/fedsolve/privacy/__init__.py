@@ -8,7 +8,7 @@
     verifying      a client's own copy of a run, by which it checks what is asked; the server's part in it
     witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
-    policy         what a site answers at all, from a file at the site
+    policy         what a site answers at all, from a file at the site, and what that has cost its rows
     run_store      what a server still knows of a run after a restart
     shelf          sealed files in a folder
     ring           terms in fixed point, added modulo 2^128 or 2^64, and which array travels in how many limbs

@@ -29,7 +29,6 @@ from fedsolve.errors import TermError, explained
 from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
 from fedsolve.federation.messages import Term
 from fedsolve.labels import labels_from_note
-from fedsolve.privacy.budget import EPSILON_MOST
 from fedsolve.privacy.ring import Field, Layout
 
 DIVISIONS = (1, 2, FOLDS)
@@ -37,6 +36,9 @@ DIVISIONS = (1, 2, FOLDS)
 
 LEVERAGE = 1 / 3
 """Share that a row may have, at most, of a combination of indicator columns."""
+
+EPSILON_MOST = 8.0
+"""Epsilon beyond which noise hides no row."""
 
 _STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
 _ALONE = 3

@@ -143,7 +143,8 @@ class SeedSite:
         if what == "reveal":
             self._check_bound(run, entry, note, drawing)
         value = bound_by(entry["number"]) if what == "commit" else entry["number"]
-        return _letter(value=value, signature=self.sign(_signed(what, run, about, self.name, value)).hex())
+        signature = self.sign(purpose(f"seed {what}", run, about, self.name, value))
+        return to_bytes({}, {"value": value, "signature": signature.hex()})
 
     def _check_bound(
         self, run: str, entry: dict[str, Any], note: dict[str, Any], drawing: Collection[str]
@@ -169,14 +170,15 @@ class SeedSite:
         if entry.get("seed", seed) != seed:
             raise TermError("a second seed is drawn for the same method and sites.")
         self.book.enter(run, {**entry, "seed": seed})
-        return _letter(value=str(seed), signature="")
+        return to_bytes({}, {"value": str(seed), "signature": ""})
 
     def _believed(self, what: str, run: str, about: str, note: dict[str, Any], part: str) -> dict[str, str]:
         """What each site is said to commit to or to reveal, if it has signed it."""
         with explained(f"'{part}' of this letter is damaged", error=TermError):
             told = {str(site): (bytes.fromhex(value).hex(), by) for site, (value, by) in note[part].items()}
         for name, (value, signature) in told.items():
-            if not signed_by(self.verify, name, _signed(what, run, about, name, value), signature):
+            message = purpose(f"seed {what}", run, about, name, value)
+            if not signed_by(self.verify, name, message, signature):
                 raise TermError(
                     f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
                 )
@@ -198,7 +200,7 @@ def draw_seed(engine: CarriesLetters, names: Collection[str], about: str, collud
     drawing = sorted(committee(names, about, colluders))
 
     def ask(what: str, asked: Collection[str], **more: Any) -> dict[str, list[str]]:
-        letter = _letter(ask=what, run=run, about=about, names=everybody, **more)
+        letter = to_bytes({}, {"ask": what, "run": run, "about": about, "names": everybody, **more})
         found = {}
         for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(asked, letter), _LARGEST):
             if isinstance(reply, Exception):
@@ -218,14 +220,6 @@ def draw_seed(engine: CarriesLetters, names: Collection[str], about: str, collud
             f"the sites find {len(seeds)} different seeds. Install the same fedsolve everywhere."
         )
     return int(seeds.pop())
-
-
-def _signed(what: str, run: str, about: str, name: str, value: str) -> bytes:
-    return purpose(f"seed {what}", run, about, name, value)
-
-
-def _letter(**note: Any) -> bytes:
-    return to_bytes({}, note)
 
 
 def _read(letter: bytes) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import labels_note
-from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure
-from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.secure_client import check_method
 

@@ -32,14 +32,13 @@ from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.noisy_sums import NoisyAnswer, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy import notes
-from fedsolve.privacy.budget import Budget
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_circle
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import CHANNEL, Question, Setup
-from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 from fedsolve.privacy.primitives import Sign, Verify
 from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
 from fedsolve.privacy.shamir import Random
