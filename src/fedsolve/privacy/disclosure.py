@@ -23,6 +23,7 @@ import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +45,13 @@ from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
 
-_INDICATOR = 1 / 6
-"""Numbers that an indicator holds, and that a count of rows tells, against 1 of a number."""
-
-_FINEST = 48
-"""Folds that a question may speak of; it gets those of the cells that lie in its own."""
-
-_WARNED = 20.0
-"""Rows for each column of weights below which a site warns."""
+_INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows tells, against 1 of a number
+_FINEST = 48  # folds that a question may speak of; it gets those of the cells that lie in its own
+_WARNED = 20.0  # rows for each column of weights below which a site warns
+_TWO_LIMBS = -1  # stands for the exponent of numbers that were too large for one limb
 
 _AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
 """How well membership was told from a Gram matrix (area under the curve), by rows for each column."""
-
-_TWO_LIMBS = -1
-"""Stands for the exponent of numbers that were too large for one limb."""
 
 _KNOWN = {"digest": np.uint64, "fold": np.uint8, "count": np.uint8, "batch": np.uint32}
 """What is kept of each row that took part: its keyed digest, its fold, of how many, and its batch."""
@@ -136,7 +130,7 @@ class Disclosure:
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
-        self._digests_of: tuple[ClientData, Array] | None = None
+        self._digests = lru_cache(maxsize=1)(partial(row_digests, key=key))
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         self._shelf.kept("cells", self._load)
 
@@ -528,11 +522,6 @@ class Disclosure:
             return np.full(len(digests), -1)
         place = np.minimum(np.searchsorted(known, digests), len(known) - 1)
         return np.where(known[place] == digests, place, -1)
-
-    def _digests(self, data: ClientData) -> Array:
-        if self._digests_of is None or self._digests_of[0] is not data:
-            self._digests_of = (data, row_digests(data, self._key))
-        return self._digests_of[1]
 
     def _hashes(self, data: ClientData) -> Array:
         """By which rows have folds; in one process, where nobody is hidden, those of plain runs."""

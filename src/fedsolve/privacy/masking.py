@@ -257,15 +257,17 @@ class Client:
             )
         return self._opened[slot][1]
 
-    def total(self, evidence: Evidence, context: bytes) -> RingVector:
-        """The total of a slot that this client took part in, as evidence shows it; refused if it does not."""
+    def total(self, evidence: Evidence, place: str, context: bytes) -> RingVector:
+        """The total of a slot that this client took part in, as evidence shows it; refused if it does not.
+
+        place: the name of the slot that the evidence is said to be of.
+        """
         everybody = tuple(sorted([*evidence.survivors, *evidence.dropped]))
         layout = evidence.layout
         asked = Question(self.setup, evidence.slot, everybody, layout.wide, layout.narrow, context)
-        if self._question(evidence.slot) != asked.digest():
-            raise TermError(
-                f"the total shown for slot {evidence.place} is not of a question that this site answered."
-            )
+        named = (evidence.setup, evidence.place) == (self.setup, place)
+        if not named or self._question(evidence.slot) != asked.digest():
+            raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
         return evidence.total(asked.digest(), self._near, self._verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:

@@ -53,6 +53,10 @@ class Setup:
         """How many clients a sum must have."""
         return max(LEAST_COHORT, self.threshold)
 
+    def place(self, slot: int) -> str:
+        """The name of a slot among those of all setups."""
+        return f"{self.run}/{self.epoch}/{slot}"
+
     def note(self) -> dict[str, Any]:
         return dict(vars(self))
 

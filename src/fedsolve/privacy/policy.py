@@ -9,11 +9,11 @@ A file policy.toml; what it does not name keeps its strict default:
     layers = [1, 20]
 
 Of noisy answers a site keeps account: mu² of each, row by row, over all runs ever answered. A row that took
-part in two has paid for both, whatever other rows were beside it. An answer is paid for before it is computed,
-once: whoever asks again in the same slot gets the same bytes. Noise stands in for the disclosure rules only
-while all noisy answers about a row stay within `epsilon_most`: the server chooses epsilon, and noise of
-epsilon 10^7 hides nothing. With `epsilon_total`, nothing leaves without noise, and nothing at all once that is
-used up.
+part in two has paid for both, whatever other rows were beside it. An answer is paid for before it is
+computed, once: whoever asks again in the same slot gets the same bytes. Noise stands in for the disclosure
+rules only while all noisy answers about a row stay within `epsilon_most`: the server chooses epsilon, and
+noise of epsilon 10^7 hides nothing. With `epsilon_total`, nothing leaves without noise, and nothing at all
+once that is used up.
 
 The account is one sealed file in the ledger's folder. A second file beside that folder counts its entries: an
 account with fewer entries than were counted comes from an old backup, and the site sits out.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,8 @@ class Budget:
         delta: float = 1e-5,
         most: float = EPSILON_MOST,
     ) -> None:
-        self.epsilon, self.delta, self.most, self._key = epsilon, delta, most, key
+        self.epsilon, self.delta, self.most = epsilon, delta, most
+        self._digests_of = lru_cache(maxsize=1)(partial(row_digests, key=key))
         self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
         self._paid: set[str] = set()
         self._entries = 0
@@ -181,7 +183,6 @@ class Budget:
         self._shelf = Shelf(folder, remedy)
         self._beside = Shelf(None if folder is None else folder.parent, remedy)
         self._counter = "" if folder is None else f"{folder.name}.entries"
-        self._rows: tuple[ClientData, Array] | None = None
         self._load()
 
     @property
@@ -226,9 +227,7 @@ class Budget:
         """
         if answer in self._paid:
             return
-        if self._rows is None or self._rows[0] is not data:
-            self._rows = (data, np.unique(row_digests(data, self._key)))
-        own = self._rows[1]
+        own = np.unique(self._digests_of(data))
         digests = np.union1d(self._digests, own)
         spent = np.zeros(len(digests))
         spent[np.searchsorted(digests, self._digests)] = self._spent

@@ -51,22 +51,13 @@ from fedsolve.privacy.secure_client import (
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.verifying import QuestionTrips, gather, said_of
-from fedsolve.privacy.witness import Evidence, slot_name
+from fedsolve.privacy.witness import Evidence
 
-_SLOTS = 8
-"""Sums that the keys of one setup last for where the length of the run is not known."""
-
-_MOST_SLOTS = 32
-"""Longer runs make new keys in between: shares of many slots take time before the first exchange."""
-
-_SPARE_SLOTS = 6
-"""For the stages of the census, an evaluation, and an array that does not fit into one limb."""
-
-_DROPOUTS = 0.1
-"""Part of many sites that may leave before they have helped to open a sum."""
-
-_SLACK = 1 << 20
-"""Bytes that a reply may take besides its numbers."""
+_SLOTS = 8  # sums that the keys of one setup last for where the length of the run is not known
+_MOST_SLOTS = 32  # longer runs make new keys in between: shares of many slots take time before the first sum
+_SPARE_SLOTS = 6  # for the stages of the census, an evaluation, and an array that does not fit into one limb
+_DROPOUTS = 0.1  # part of many sites that may leave before they have helped to open a sum
+_SLACK = 1 << 20  # bytes that a reply may take besides its numbers
 
 
 class _OneLimbFailed(Exception):
@@ -304,7 +295,7 @@ class SecureFederation(Federation):
             pending, report, signed = self._opened(asked, request, Chain(), True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
-            about = {"place": slot_name(server.setup, asked.slot), "history": history}
+            about = {"place": server.setup.place(asked.slot), "history": history}
             evidence = pending.evidence(asked.request, asked.layout, signed)
             self._told = self._census_letter(request, about, evidence, total, report)
             self._informed = set()
@@ -354,7 +345,7 @@ class SecureFederation(Federation):
     def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
         """The sum of masked terms, closed and written down together with whom it is over."""
         assert self._server is not None
-        layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
+        layout, place = asked.layout, self._server.setup.place(asked.slot)
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
         census = (self._course.census or "") if counted else ""
         sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))

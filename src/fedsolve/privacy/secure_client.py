@@ -43,7 +43,7 @@ from fedsolve.privacy.primitives import Sign, Verify
 from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.verifying import CheckedTraining, QuestionCheck, Shown, SignedQuestions, agreed_message
-from fedsolve.privacy.witness import Evidence, slot_name
+from fedsolve.privacy.witness import Evidence
 
 CENSUS = "census"
 """The kind of request that counts the rows of a cohort in their cells, once in every run."""
@@ -182,7 +182,7 @@ class SecureClient:
         digest, slot = request_digest(request), _slot(note)
         context = context_of(digest, layout, self._census(client, request.kind, cohort))
         question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context)
-        place = slot_name(client.setup, slot)
+        place = client.setup.place(slot)
         about = {"slot": place, "cohort": cohort, "layout": layout.note(), "asked": request_note(request)}
         said = f"the masked answer to {request.kind}, step {request.step}"
         stored = self.ledger.stored(place, question.digest())
@@ -340,7 +340,7 @@ class SecureClient:
 
     def _open(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), notes.listed(note, "survivors"), notes.listed(note, "dropped")
-        place, run = slot_name(client.setup, slot), client.setup.run
+        place, run = client.setup.place(slot), client.setup.run
         opening = Opening(run, self.ledger.request_of(place), tuple(survivors))
         known = openings_of(note, run)
         if opening not in known:
@@ -415,10 +415,8 @@ class SecureClient:
         """What shows a total of a question that this client answered itself, and the total."""
         about = _about_evidence(note)
         place, evidence = notes.text(about, "place"), Evidence.from_parts(arrays, about)
-        if evidence.setup != client.setup or evidence.place != place:
-            raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
         context = context_of(notes.text(about, "request"), evidence.layout, census)
-        return evidence, decode(client.total(evidence, context), evidence.layout)
+        return evidence, decode(client.total(evidence, place, context), evidence.layout)
 
 
 def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import Layout, RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, joined
-from fedsolve.privacy.witness import Evidence, WordSum, unmasked
+from fedsolve.privacy.witness import Evidence, WordSum
 
 
 class Server:
@@ -219,8 +219,7 @@ class MaskedSum:
 
     def total(self) -> RingVector:
         """The sum of the survivors' terms, without masks."""
-        about = (self.question.setup, self.question.slot, self._digest)
-        return unmasked(self.masked, *about, self._keys, self.secrets(), self.dropped)
+        return self.evidence("", Layout(()), {}).unmasked(self._digest, self._keys)
 
     def _helpers(self, name: str) -> tuple[int, ...]:
         """The first holders of a member's shares who helped, by number, as many as must; else nobody."""

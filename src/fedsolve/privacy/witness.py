@@ -13,7 +13,7 @@ keys, was committed to in signed keys. A site that has all of this knows the tot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,7 @@ class Evidence:
     @property
     def place(self) -> str:
         """The name of its slot among those of all setups."""
-        return slot_name(self.setup, self.slot)
+        return self.setup.place(self.slot)
 
     def total(self, question: str, known: Mapping[str, SlotKeys], verify: Verify) -> RingVector:
         """The total; refused, by name, where it is not the sum of the terms that its senders signed.
@@ -166,7 +166,28 @@ class Evidence:
                 f"the total shown for slot {self.place} was not opened: it is not the sum of the terms that "
                 "the sites sent."
             )
-        return unmasked(self.masked, self.setup, self.slot, question, known, self.secrets, self.dropped)
+        return self.unmasked(question, known)
+
+    def unmasked(self, question: str, known: Mapping[str, SlotKeys]) -> RingVector:
+        """The sum without the masks that are left in it; a wrong seed or key is refused.
+
+        known: the members' keys; of others, who signed what they committed to, evidence is checked first. Of
+        those who dropped out, the masks would have cancelled the rest.
+        """
+        masks = []
+        for name in self.survivors:
+            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
+            if name in known and bound != known[name].commitments[self.slot].tobytes():
+                raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
+            masks.append((own_mask(question, name, self.secrets[name]), -1))
+        for gone in self.dropped:
+            if primitives.public_key(self.secrets[gone]) != known[gone].masks[self.slot].tobytes():
+                raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
+            others = {name: known[name].masks[self.slot] for name in self.survivors}
+            masks += pair_masks(question, gone, self.secrets[gone], others)
+        total = self.masked.in_ring()
+        primitives.add_masks(total, masks)
+        return total
 
     def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and a note, for letters and files."""
@@ -197,39 +218,6 @@ class Evidence:
             return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
 
 
-def unmasked(
-    masked: WordSum,
-    setup: Setup,
-    slot: int,
-    question: str,
-    known: Mapping[str, SlotKeys],
-    secrets: Mapping[str, bytes],
-    dropped: Collection[str],
-) -> RingVector:
-    """A sum without the masks that are left in it; a wrong seed or key is refused.
-
-    known: the members' keys; of others, who signed what they committed to, evidence is checked first.
-    secrets: as of `Evidence`. Of those who dropped out, the masks would have cancelled the rest.
-    """
-    masks, there = [], [name for name in secrets if name not in dropped]
-    for name in there:
-        seed = secrets[name]
-        if (
-            name in known
-            and notes.commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes()
-        ):
-            raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
-        masks.append((own_mask(question, name, seed), -1))
-    for gone in dropped:
-        if primitives.public_key(secrets[gone]) != known[gone].masks[slot].tobytes():
-            raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
-        others = {name: known[name].masks[slot] for name in there}
-        masks += pair_masks(question, gone, secrets[gone], others)
-    total = masked.in_ring()
-    primitives.add_masks(total, masks)
-    return total
-
-
 def own_mask(question: str, name: str, seed: bytes) -> bytes:
     """The key of a client's own mask, which it adds."""
     return primitives.derive(seed, notes.purpose("self", question, name))
@@ -245,8 +233,3 @@ def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]
         about = notes.purpose("pair", question, *sorted((name, other)))
         masks.append((primitives.agree(key, public.tobytes(), about), 1 if name < other else -1))
     return masks
-
-
-def slot_name(setup: Setup, slot: int) -> str:
-    """The name of a slot among those of all setups."""
-    return f"{setup.run}/{setup.epoch}/{slot}"
