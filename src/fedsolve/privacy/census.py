@@ -83,8 +83,7 @@ OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf, epsi
 class CensusStage:
     """One sum of a census: which, in which run, after which history, of which classes, and by which limits.
 
-    columns: the indicators that pairs are counted of. labels: several a row, which are indicators too, after
-    the columns of the features.
+    columns: indicators that pairs are counted of. labels: several a row, indicators too, after the features.
     """
 
     name: str

@@ -379,10 +379,7 @@ class Disclosure:
         return told if warning is None else f"{told}; {warning}"
 
     def check_part(self, part: Part | None) -> None:
-        """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it.
-
-        Whatever a part is, it gets whole cells.
-        """
+        """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it."""
         if part is None or self.limits.off:
             return
         self._check_labels(

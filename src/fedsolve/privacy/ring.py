@@ -265,9 +265,8 @@ def decode(total: RingVector, layout: Layout) -> Term:
         arrays[field.name] = unpack_triangle(numbers) if field.symmetric else numbers.reshape(field.shape)
     counts = {}
     for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
-        counts[name] = int(_in_range(total.high[place_of : place_of + 1], name)[0])
-        if total.low[place_of]:
-            raise TermError(_damaged(name))
+        place = slice(place_of, place_of + 1)
+        counts[name] = int(_in_range(total.high[place], name, total.low[place])[0])
     return Term(arrays, counts, frozenset(f.name for f in layout.fields if f.symmetric))
 
 
@@ -285,18 +284,14 @@ def _decode_wide(low: Array, high: Array, name: str) -> Array:
     return np.asarray(np.where(negative, -magnitude, magnitude))
 
 
-def _in_range(limbs: Array, name: str) -> Array:
-    """Signed limbs; refused where no sum of terms in range could have given them."""
+def _in_range(limbs: Array, name: str, fraction: Any = 0) -> Array:
+    """Signed limbs; refused where no sum of terms in range could have given them, or they are not whole."""
     steps: Array = limbs.view(np.int64)
     # Rounding adds at most one half per term to the bound that each term obeys.
     most = (1 << HEADROOM_BITS) + (1 << 32)
-    if steps.size and not (-most <= int(steps.min()) and int(steps.max()) <= most):
-        raise TermError(_damaged(name))
+    if np.any(fraction) or (steps.size and not (-most <= int(steps.min()) and int(steps.max()) <= most)):
+        raise TermError(
+            f"the total of '{name}' is out of range: a message was damaged, or masks did not cancel. "
+            "Ask again with a new slot."
+        )
     return steps
-
-
-def _damaged(name: str) -> str:
-    return (
-        f"the total of '{name}' is out of range: a message was damaged, or masks did not cancel. "
-        "Ask again with a new slot."
-    )

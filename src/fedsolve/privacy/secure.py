@@ -22,7 +22,7 @@ import numpy as np
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, departed
+from fedsolve.federation.cohort import CohortReport, RunningSum, departed
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.fingerprints import Holdings
@@ -226,10 +226,8 @@ class SecureFederation(Federation):
         )
 
     def _asked(self, request: Request, names: Sequence[str], layout: Layout) -> Asked:
-        """The request in a free slot, written down before anybody is asked.
-
-        The question that was under way when the server was stopped has its slot.
-        """
+        """The request in a free slot, or in its own if it was under way when the server was stopped; written
+        down before anybody is asked."""
         digest, before = request_digest(_sent(request)), self._before
         if before is not None and before.request == digest:
             self._before = None
@@ -259,17 +257,11 @@ class SecureFederation(Federation):
         self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.limbs.nbytes * len(survivors)
         self._report(report)
-        return Total(
-            term=term,
-            cohort=survivors,
-            missing=report.missing,
-            bytes_up=report.bytes_up,
-            bytes_down=request.nbytes * len(survivors),
-            catch_up_bytes=report.catch_up_bytes,
-            error_bounds=bounds,
-            noised=len(asked.cohort),
-            digest=_digest(term),
-        )
+        sums = RunningSum()
+        sums.term = term
+        total = report.total(sums, request, len(survivors))
+        total.error_bounds, total.noised, total.digest = bounds, len(asked.cohort), _digest(term)
+        return total
 
     def _opened(
         self, asked: Asked, request: Request, chain: Chain, witnessed: bool

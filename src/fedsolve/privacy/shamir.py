@@ -7,6 +7,7 @@ that any 32 bytes are an element.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -63,10 +64,7 @@ def _weights(holders: tuple[int, ...]) -> dict[int, int]:
         raise DataError(f"holders must be numbers from 1; got {list(holders)}.")
     weights = {}
     for holder in holders:
-        above = below = 1
-        for other in holders:
-            if other != holder:
-                above = above * other % PRIME
-                below = below * (other - holder) % PRIME
-        weights[holder] = above * pow(below, -1, PRIME) % PRIME
+        others = [other for other in holders if other != holder]
+        below = math.prod(other - holder for other in others)
+        weights[holder] = math.prod(others) * pow(below, -1, PRIME) % PRIME
     return weights

@@ -86,8 +86,7 @@ class CheckedTraining:
 
 @dataclass(frozen=True)
 class Shown:
-    """A total that was shown: in which slot, of which request (its digest), and the total when it is
-    needed."""
+    """A total that was shown: in which slot, of which request (its digest), and the total when needed."""
 
     place: str
     request: str
@@ -97,8 +96,7 @@ class Shown:
 class QuestionCheck:
     """What this site knows of the training under way.
 
-    absorbed: the slot of the last total that entered the run. agreed: digest of the question whose total is
-    next.
+    absorbed: slot of the last total that entered the run. agreed: digest of the question whose total is next.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

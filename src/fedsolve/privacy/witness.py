@@ -36,10 +36,7 @@ _DIGITS = 8
 
 
 class WordSum(RingVector):
-    """Masked terms added as whole numbers: the sum of each word modulo 2^64, and how often it wrapped around.
-
-    carries: as long as the limbs, uint16.
-    """
+    """Masked terms added as whole numbers: sums of words modulo 2^64, and how often each wrapped around."""
 
     def __init__(self, limbs: Array, carries: Array, wide: int) -> None:
         if carries.shape != limbs.shape or carries.dtype != np.uint16:
