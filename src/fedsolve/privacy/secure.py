@@ -115,9 +115,8 @@ class SecureFederation(Federation):
         self.signatures = signatures
         self.limits = Limits() if limits is None else limits
         self.told = self.limits.told
-        self._limits = self.limits
         if colluders > self.limits.colluders and not self.limits.off:
-            self._limits = dataclasses.replace(self.limits, colluders=colluders)
+            self.limits = dataclasses.replace(self.limits, colluders=colluders)
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: dict[str, SecureClient] = {}
         self.verifies = False  # whether clients check the latest question
@@ -332,7 +331,7 @@ class SecureFederation(Federation):
         history = common[-1] if common else ""
         name = "cells" if all(one.get(history, True) for one in known) else "columns"
         classes = None if spec.classes is None else labels_note(spec.classes)
-        return CensusStage(name, course.run, history, self._limits, classes, labels=len(spec.labels))
+        return CensusStage(name, course.run, history, self.limits, classes, labels=len(spec.labels))
 
     def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
         """The sum of masked terms, closed and written down together with whom it is over."""
@@ -574,7 +573,7 @@ class SecureFederation(Federation):
                 colluders=self.colluders,
                 changing=self.changing,
                 verified=self.verify,
-                limits=self._limits,
+                limits=self.limits,
                 ledger=Ledger(folder),
             )
             client.attend()
@@ -593,9 +592,8 @@ class SecureFederation(Federation):
 def _seeded(method: Any, seed: int) -> Any:
     """The method with this seed, in it or in the method that goes on from something given."""
     inner = getattr(method, "method", None)
-    return dataclasses.replace(
-        method, **({"seed": seed} if inner is None else {"method": _seeded(inner, seed)})
-    )
+    changed = {"seed": seed} if inner is None else {"method": _seeded(inner, seed)}
+    return dataclasses.replace(method, **changed)
 
 
 def _digest(term: Term) -> str:

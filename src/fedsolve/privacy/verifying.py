@@ -119,49 +119,40 @@ class QuestionCheck:
         digest: of the question. model: carries the blocks of the model so far that are new. shown: the newest
         total that entered the server's run.
         """
-        absorbs = False
         with _ALONE, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the server says it, too, and to whom it concerns
-            try:
-                absorbs = self._agree(training, asked, digest, model, shown)
-            finally:
-                if not absorbs:
-                    self._run = None  # what was tried leaves no trace; it is read back when it is needed
-        return absorbs
-
-    def _agree(
-        self, training: CheckedTraining, asked: Request, digest: str, model: Request, shown: Shown | None
-    ) -> bool:
-        if self._training != training:
-            self._begin(training, model)
-        if self.agreed == digest:
+            if self._training != training:
+                self._begin(training, model)
+            if self.agreed == digest:
+                return True
+            run, new = self._under_way(), shown is not None and shown.place != self.absorbed
+            blocks = _Blocks(model.blocks)
+            with settling(blocks.settle):
+                if new:
+                    assert shown is not None
+                    if not self.agreed or shown.request != self.agreed:
+                        raise TermError(
+                            "a total is shown that does not answer the question which this site agreed to "
+                            "last."
+                        )
+                    run.request(asked.cohort)
+                    run.absorb(shown.total())
+                kept = run.to_bytes() if new or self._kept is None else self._kept
+                expected = run.request(asked.cohort)
+            if expected is None or (expected.kind, expected.position > 0) != (asked.kind, asked.position > 0):
+                self._about_the_model(run, asked)
+                return False
+            blocks.check_all()
+            _compare(run, expected, asked)
+            if not new and self.agreed:
+                raise TermError(
+                    "this site has agreed to another question, whose total it has not been shown. A run that "
+                    "was resumed goes on with the question under way."
+                )
+            place = shown.place if new and shown is not None else self.absorbed
+            self._keep(kept, place, digest)
+            self._run = run
             return True
-        run, new = self._under_way(), shown is not None and shown.place != self.absorbed
-        blocks = _Blocks(model.blocks)
-        with settling(blocks.settle):
-            if new:
-                assert shown is not None
-                if not self.agreed or shown.request != self.agreed:
-                    raise TermError(
-                        "a total is shown that does not answer the question which this site agreed to last."
-                    )
-                run.request(asked.cohort)
-                run.absorb(shown.total())
-            kept = run.to_bytes() if new or self._kept is None else self._kept
-            expected = run.request(asked.cohort)
-        if expected is None or (expected.kind, expected.position > 0) != (asked.kind, asked.position > 0):
-            self._about_the_model(run, asked)
-            return False
-        blocks.check_all()
-        _compare(run, expected, asked)
-        if not new and self.agreed:
-            raise TermError(
-                "this site has agreed to another question, whose total it has not been shown. A run that was "
-                "resumed goes on with the question under way."
-            )
-        place = shown.place if new and shown is not None else self.absorbed
-        self._keep(kept, place, digest)
-        return True
 
     # -- the run -----------------------------------------------------------------------------------
 
@@ -177,21 +168,22 @@ class QuestionCheck:
         self._kept, self._run, self.absorbed, self.agreed = None, None, "", ""
 
     def _under_way(self) -> StagedRun[Any]:
-        if self._run is None:
+        """The run so far, which is this check's own until it holds: what is tried leaves no trace."""
+        run, self._run = self._run, None
+        if run is None:
             assert self._training is not None
             key = self._training.recipe.get("method")
             if registry.is_foreign(key):
                 check_allowed("method", key)
-            recipe = Recipe.from_note(self._training.recipe)
-            opening = self._opening
+            recipe, opening = Recipe.from_note(self._training.recipe), self._opening
             with explained("the opening of this run is damaged", error=TermError):
                 classes = labels_from_note(opening["classes"])
                 sizes = int(opening["features"]), classes, int(opening["outputs"])
                 spec = Spec(*sizes, self._training.prefers, labels=tuple(opening.get("labels", ())))
-            self._run = recipe.start(spec)
+            run = recipe.start(spec)
             if self._kept is not None:
-                self._run.restore(self._kept, "of a site that checks")
-        return self._run
+                run.restore(self._kept, "of a site that checks")
+        return run
 
     @staticmethod
     def _about_the_model(run: StagedRun[Any], asked: Request) -> None:
