@@ -39,7 +39,7 @@ def test_sites_add_the_noise_and_the_model_is_as_good(rows, verify, tmp_path):
     assert model.score(*rows) > 0.9
     assert model.parameters["noise"] == "sites"
     assert secure.verifies == verify
-    assert secure.census is None  # which would count rows without noise
+    assert secure._course.census is None  # which would count rows without noise
     budget = Budget(tmp_path / "client-0", Ledger(tmp_path / "client-0").row_key())
     assert budget.spent == pytest.approx(4.0, abs=1e-6)
     fs.Private("afl", epsilon=1.0).fit(secure)

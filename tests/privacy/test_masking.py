@@ -389,7 +389,7 @@ def test_a_server_that_starts_again_opens_the_stored_sum() -> None:
     survivors, dropped = pending.close()
     stored, who = copy.deepcopy(pending.masked), pending.survivors
     fresh = ready(5)  # the same notes again
-    resumed = fresh.server.sum(0, cohort.names, *SMALL, masked=stored, survivors=who)
+    resumed = fresh.server.sum(0, cohort.names, *SMALL, stored=(stored, who))
     assert resumed.close() == (survivors, dropped)
     for name in survivors:
         resumed.add_opening(name, cohort.clients[name].open(0, survivors, dropped))

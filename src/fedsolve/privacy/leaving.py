@@ -182,10 +182,5 @@ def check_certificate(paper: Paper, verify: Verify, model: bytes | None = None) 
     paper.check([*sorted(after), SERVER], verify)
     if model is not None and hashlib.sha256(model).hexdigest() != facts["after"]["model"]:
         raise ModelFileError("the certificate is of another model.")
-    return {
-        "left": left,
-        "joined": joined,
-        "cohort": sorted(after),
-        "epsilon": facts["after"]["epsilon"],
-        "model": facts["after"]["model"],
-    }
+    kept = {name: facts["after"][name] for name in ("epsilon", "model")}
+    return {"left": left, "joined": joined, "cohort": sorted(after), **kept}

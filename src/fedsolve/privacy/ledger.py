@@ -252,18 +252,14 @@ class Ledger:
                         self.openings.append(Opening(key, values[0], tuple(values[1])))
                     else:
                         self._facts[kind][key] = values
-            self._load_masked(self._shelf.read("masked"))
-
-    def _load_masked(self, data: bytes | None) -> None:
-        if data is None:
-            return
-        head, _, masked = data.partition(b"\n")
-        slot, request, question, secrets = json.loads(head)
-        if slot not in self._used:  # stopped while it was entered, and not sent
-            if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
-                return
-            self._know("used", slot, request, question, len(masked))
-        self._masked = (slot, masked)
+            if (data := self._shelf.read("masked")) is not None:
+                head, _, masked = data.partition(b"\n")
+                slot, request, question, secrets = json.loads(head)
+                if slot not in self._used:  # stopped while it was entered, and not sent
+                    if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
+                        return
+                    self._know("used", slot, request, question, len(masked))
+                self._masked = (slot, masked)
 
 
 def _next(digest: str, line: bytes) -> str:

@@ -105,9 +105,8 @@ class SitePolicy:
     @property
     def limits(self) -> Limits:
         """What the disclosure rules ask for."""
-        return Limits(
-            self.fewest_rows, max(1, self.colluders), self.rows_per_width, self.told, self.epsilon_most
-        )
+        colluders = max(1, self.colluders)
+        return Limits(self.fewest_rows, colluders, self.rows_per_width, self.told, self.epsilon_most)
 
     # -- what is refused ---------------------------------------------------------------------------
 

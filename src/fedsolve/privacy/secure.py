@@ -210,7 +210,8 @@ class SecureFederation(Federation):
         self._keep()  # sites agree to a question of this very run
         digest = request_digest(_sent(request))
         # The total before is shown under the keys that it was made with: a run that follows has others.
-        setup = self._trips.before(digest) or self._keys().setup
+        before = self._trips.before(digest)
+        setup = self._keys().setup if before is None else before.setup
         try:
             self._laid_out = self._layout(request, chain)
         except Exception:  # what the sites say to such a question says more
@@ -340,9 +341,9 @@ class SecureFederation(Federation):
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
         census = (self._course.census or "") if counted else ""
         sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))
-        masked, survivors = self.store.sum(place) or (None, ())
-        pending = self._server.sum(asked.slot, asked.cohort, *sized, masked=masked, survivors=survivors)
-        if masked is not None:
+        stored = self.store.sum(place)
+        pending = self._server.sum(asked.slot, asked.cohort, *sized, stored)
+        if stored is not None:
             for name in pending.dropped:
                 report.lose(name, CohortError("it had not answered when the server was stopped"))
             return pending

@@ -89,11 +89,7 @@ class SecureClient:
         self.participant = participant
         self.ledger = Ledger() if ledger is None else ledger
         self.policy = policy
-        rules = (
-            SitePolicy(colluders=colluders, changing=changing, verified=verified)
-            if policy is None
-            else policy
-        )
+        rules = policy or SitePolicy(colluders=colluders, changing=changing, verified=verified)
         limits = (limits or Limits()) if policy is None else policy.limits
         folder, key = self.ledger.folder, self.ledger.row_key()
         self.changing, self._colluders = rules.changing, rules.colluders
@@ -108,11 +104,7 @@ class SecureClient:
             self._guard = PolicyGuard(policy, self.budget)
             participant.guard = self._permit
         self._tell = tell or (lambda sent: None)
-        self._settings: dict[str, Any] = {
-            "colluders": self._colluders,
-            "drawn": self._drawn,
-            "random": random,
-        }
+        self._settings: Any = {"colluders": self._colluders, "drawn": self._drawn, "random": random}
         kept = self.ledger.secrets
         self._client = None if kept is None else Client.load(kept, sign, verify, **self._settings)
 

@@ -169,8 +169,14 @@ class MadeUpClient:
         self, request: Request, chain: Chain, exponents: Exponents, bounded: Mapping[str, int]
     ) -> Layout:
         """Where each array of an answer to this request stands; bounded: exponents by name alone."""
-        if self._participant is None:
-            self._participant = Participant("made-up rows", _made_up(self._describe(), chain))
+        if self._participant is None:  # with a few rows of every class
+            spec = self._describe()
+            rows = 2 * max(2, spec.outputs)
+            features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
+            labels = np.zeros(rows if spec.outputs == 1 else (rows, spec.outputs))
+            labels = labels if spec.classes is None else np.resize(spec.classes, rows)
+            data = ClientData(features, labels, schema=run_schema(chain))
+            self._participant = Participant("made-up rows", data)
         try:
             term, _ = ask(self._participant, request, chain)
         except DataError:  # rows like these cannot be: counts below zero, say. No rows have the same shapes.
@@ -182,14 +188,3 @@ class MadeUpClient:
             raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
         by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
         return Layout.of(term, {**exponents, **by_name})
-
-
-def _made_up(spec: Spec, chain: Chain) -> ClientData:
-    """A few rows of every class."""
-    rows = 2 * max(2, spec.outputs)
-    features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
-    if spec.classes is None:
-        labels = np.zeros(rows if spec.outputs == 1 else (rows, spec.outputs))
-    else:
-        labels = np.resize(spec.classes, rows)
-    return ClientData(features, labels, schema=run_schema(chain))

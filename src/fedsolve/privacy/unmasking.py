@@ -21,6 +21,9 @@ from fedsolve.privacy.ring import Layout, RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, joined
 from fedsolve.privacy.witness import Evidence, WordSum
 
+Stored = tuple[WordSum, Collection[str]]
+"""A sum of masked terms, and whose terms they are."""
+
 
 class Server:
     """Collects and passes on the notes of a setup, then gives one `MaskedSum` per slot.
@@ -33,7 +36,7 @@ class Server:
         self.setup = setup
         self.keys: dict[str, SlotKeys] = {}
         self._sealed: dict[str, dict[str, bytes]] = {}
-        self._around: dict[str, tuple[str, ...]] = {}
+        self.around: dict[str, tuple[str, ...]] = {}
         self._relayed: dict[tuple[str, ...], bytes] = {}
         self._sealed_passed_on = False
         self._used: set[int] = set()
@@ -50,17 +53,17 @@ class Server:
 
     def add_keys(self, sender: str, note: bytes) -> None:
         """Take what `Client.advertise` gave."""
-        if self._around:
+        if self.around:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
         _sent_by(sender, note, "keys", self.setup)
         self.keys[sender] = SlotKeys.from_bytes(note, self.setup)
 
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
-        if not self._around:
+        if not self.around:
             self._check_enough(self.members, "advertised keys")
-            self._around = around(self.members, self.setup.degree, self.setup.circle)
-        near = self._around[name]
+            self.around = around(self.members, self.setup.degree, self.setup.circle)
+        near = self.around[name]
         if near not in self._relayed:
             letters = {other: self.keys[other].letter for other in near}
             self._relayed = {near: notes.relay("members", self.setup, letters, self.members)}
@@ -71,7 +74,7 @@ class Server:
         if self._sealed_passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
         arrays, fields = _sent_by(sender, note, "shares", self.setup)
-        if notes.listed(fields, "names") != [name for name in self._around.get(sender, ()) if name != sender]:
+        if notes.listed(fields, "names") != [name for name in self.around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
         names = fields["names"]
         size = NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES
@@ -81,7 +84,7 @@ class Server:
         """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
         self._check_enough(self.sharers, "shared their secrets")
         self._sealed_passed_on = True
-        parts = {n: self._sealed[n][name] for n in self._around[name] if n != name and n in self._sealed}
+        parts = {n: self._sealed[n][name] for n in self.around[name] if n != name and n in self._sealed}
         return notes.relay("sealed", self.setup, parts)
 
     def sum(
@@ -91,20 +94,15 @@ class Server:
         wide: int,
         narrow: int,
         context: bytes = b"",
-        *,
-        masked: WordSum | None = None,
-        survivors: Collection[str] = (),
+        stored: Stored | None = None,
     ) -> MaskedSum:
-        """A sum to be asked for in a slot that is free; arguments as the clients get them.
-
-        masked, survivors: a stored sum of masked terms and whose terms they are, to go on from.
-        """
+        """A sum to be asked for in a slot that is free; arguments as the clients get them."""
         question = Question(self.setup, slot, tuple(sorted(cohort)), wide, narrow, context)
         notes.check_names(self.sharers, question.cohort, "the cohort of this sum")
         if slot in self._used:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
-        return MaskedSum(question, self._around, self.keys, masked, survivors)
+        return MaskedSum(question, self, stored)
 
     def _check_enough(self, names: Collection[str], did: str) -> None:
         least = self.setup.least_cohort
@@ -117,23 +115,14 @@ class MaskedSum:
 
     masked: the sum so far, meaningless until it is opened. Store it and `survivors` before asking anybody to
         open: a server that asked for another cohort after a restart would be refused.
+    stored: both, to go on from.
     """
 
-    def __init__(
-        self,
-        question: Question,
-        around: Mapping[str, tuple[str, ...]],
-        keys: Mapping[str, SlotKeys],
-        masked: WordSum | None = None,
-        survivors: Collection[str] = (),
-    ) -> None:
-        self.question = question
-        self.masked = WordSum.zeros(question.wide, question.narrow) if masked is None else masked
-        self._digest = question.digest()
-        self._around = around
-        self._keys = keys
-        self._survivors = set(survivors)
-        self._closed = masked is not None
+    def __init__(self, question: Question, server: Server, stored: Stored | None) -> None:
+        self.question, self._digest = question, question.digest()
+        self._around, self._keys = server.around, server.keys
+        self.masked, survivors = stored or (WordSum.zeros(question.wide, question.narrow), ())
+        self._survivors, self._closed = set(survivors), stored is not None
         self._openings: dict[str, dict[str, bytes]] = {}
 
     @property

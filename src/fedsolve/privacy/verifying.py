@@ -424,11 +424,10 @@ class QuestionTrips:
         self._chain: Chain | None = None
         self.absorbs = bool(self._training.signers)
 
-    def before(self, digest: str) -> Setup | None:
-        """The setup of the total that precedes the question with this digest; None where nothing does."""
-        if self._evidence is None or self._evidence.request == digest:
-            return None
-        return self._evidence.setup
+    def before(self, digest: str) -> Evidence | None:
+        """What shows the total that precedes the question with this digest; None where nothing does."""
+        same = self._evidence is not None and self._evidence.request == digest
+        return None if same else self._evidence
 
     def show(self, evidence: Evidence) -> None:
         """Keep what shows the newest total, if that enters the run."""
@@ -502,8 +501,7 @@ class QuestionTrips:
         parts: dict[str, Any] = {"request": asked, "model": encode_request(model)}
         training = CheckedTraining(self._training.name, self._recipe, self._secure.prefers)
         note: dict[str, Any] = {**about, "training": vars(training)}
-        evidence = None if self.before(digest) is None else self._evidence
-        if evidence is not None:
+        if (evidence := self.before(digest)) is not None:
             note["evidence"] = {"place": evidence.place, "request": evidence.request}
             if not self._taken:
                 arrays, shows = evidence.parts()
