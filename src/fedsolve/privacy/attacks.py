@@ -72,10 +72,7 @@ def audit(
     seed: int = 0,
     mechanism: Mechanism = NoisyAnswer.noised,
 ) -> list[Leak]:
-    """All findings. plain, private: what would be trained without and with noise. sites: in a secure sum.
-
-    Missing values of a table are filled with the means of its columns, as a run fills them.
-    """
+    """All findings. plain, private: what would be trained without and with noise. sites: in a secure sum."""
     rng = np.random.default_rng(seed)
     data = _filled(data)
     found = _about_rows(data, spec, plain)
@@ -102,6 +99,7 @@ def lower_bound(guesses: int, right: int, canaries: int, delta: float) -> float:
 
 
 def _filled(data: ClientData) -> ClientData:
+    """The rows with the means of columns for what is missing, as a run fills them."""
     rows = data.features(slice(None))
     missing = np.isnan(rows)
     if not missing.any():
@@ -220,10 +218,8 @@ class _Attack:
         return self._data(self.rows[place : place + 1], self.labels[place : place + 1])
 
     def _canaries(self) -> list[Leak]:
-        """Guess which canaries are in, by how far the sums moved towards each.
-
-        They are at right angles to each other, and as long as other rows are.
-        """
+        """Guess which canaries are in, by how far the sums moved towards each."""
+        # At right angles to each other, and as long as other rows are.
         width, size = self.rows.shape[1], float(np.sqrt((self.rows**2).sum(axis=1).mean()))
         rows = size * np.linalg.qr(self.rng.standard_normal((width, width)))[0].T[:_CANARIES]
         labels = self.rng.choice(self.labels, len(rows))

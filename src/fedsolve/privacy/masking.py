@@ -52,7 +52,7 @@ OF_KEY, OF_SEED = 0, 1
 class Client:
     """One member of a setup. Its secrets never leave it but as shares sealed for the others.
 
-    sign, verify: how key messages are signed, and whose signatures are believed; see `signatures`.
+    sign, verify: how key messages are signed, and whose signatures are believed; see `primitives`.
     colluders: how many members might side with the server; the threshold must allow for them.
     drawn:     whether these members drew the circle of a setup together; asked for a sparse graph.
     random: where secrets come from; anything but the default is for tests.
@@ -258,10 +258,7 @@ class Client:
         return self._opened[slot][1]
 
     def total(self, evidence: Evidence, place: str, context: bytes) -> RingVector:
-        """The total of a slot that this client took part in, as evidence shows it; refused if it does not.
-
-        place: the name of the slot that the evidence is said to be of.
-        """
+        """The total of the slot named `place`, in which this client took part, as evidence shows it."""
         everybody = tuple(sorted([*evidence.survivors, *evidence.dropped]))
         layout = evidence.layout
         asked = Question(self.setup, evidence.slot, everybody, layout.wide, layout.narrow, context)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, from_bytes, to_bytes
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import DataError, TermError, explained
 from fedsolve.privacy.primitives import KEY_BYTES, Sign
 
 TAG = "fedsolve secure sum 1"
@@ -63,20 +63,16 @@ class Setup:
     @classmethod
     def from_note(cls, note: Any) -> Setup:
         """The setup that a letter or a file is about; anything else is refused."""
-        try:
+        with explained("the setup of this letter is damaged", error=TermError):
             setup = cls(**note)
-        except (TypeError, DataError) as problem:
-            raise TermError(f"the setup of this letter is damaged ({problem}).") from problem
         if not isinstance(setup.run, str) or setup.slots > MOST_SLOTS:
             raise TermError(f"a setup has a name and at most {MOST_SLOTS} slots; got {setup.slots}.")
         return setup
 
 
 def least_threshold(members: int, colluders: int = 0) -> int:
-    """The smallest threshold with which two disjoint sets of honest members cannot both open a sum.
-
-    t > (members + colluders) / 2, where colluders may take both sides.
-    """
+    """The smallest t > (members + colluders) / 2: two disjoint sets of honest members cannot both open a sum,
+    although colluders may take both sides."""
     return (members + colluders) // 2 + 1
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedsolve.container import read
 from fedsolve.errors import FedsolveError
@@ -42,37 +42,34 @@ class Rehearsed:
     refused: str = ""
 
 
+@dataclass(eq=False)
 class Rehearsal(Federation):
     """A federation of one site, which stands for `sites` sites with rows like its own.
 
     ledger: the folder of the site's account, of which a copy is used. secure: whether sums are.
     """
 
-    prefers: Literal["bytes", "exchanges"] = "exchanges"
+    name: str
+    data: ClientData
+    policy: SitePolicy
+    ledger: Path
+    sites: int
+    secure: bool = True
+    classes: Sequence[Any] | None = None
 
-    def __init__(
-        self,
-        name: str,
-        data: ClientData,
-        policy: SitePolicy,
-        ledger: Path,
-        sites: int,
-        secure: bool = True,
-        classes: Sequence[Any] | None = None,
-    ) -> None:
-        self._name, self._data, self._policy, self._ledger = name, data, policy, ledger
-        self._sites, self._secure = sites if secure else 1, secure
-        declared = classes or (None if data.schema is None else data.schema.classes) or None
-        self._spec = LocalFederation([Participant(name, data)], classes=declared).describe()
+    def __post_init__(self) -> None:
+        schema, self.sites = self.data.schema, self.sites if self.secure else 1
+        declared = self.classes or (None if schema is None else schema.classes) or None
+        self._spec = LocalFederation([Participant(self.name, self.data)], classes=declared).describe()
         self._begin("")
 
     def _begin(self, method: str) -> None:
         """Begin as the site is now."""
-        path, policy = self._ledger / "row-key", self._policy
+        path, policy = self.ledger / "row-key", self.policy
         key = read(path) if path.exists() else b"rehearsal"
-        self._account = Disclosure(policy.limits if self._secure else OFF, key, self._ledger, entering=False)
-        self._clients = self._account.account.cohort or (self._name,)
-        self._participant = Participant(self._name, self._data)
+        self._account = Disclosure(policy.limits if self.secure else OFF, key, self.ledger, entering=False)
+        self._clients = self._account.account.cohort or (self.name,)
+        self._participant = Participant(self.name, self.data)
         self._budget = Budget(None, key, policy.epsilon_total, policy.delta_total, policy.epsilon_most)
         self._participant.guard = PolicyGuard(policy, self._budget).check
         self.run, self._rows = Rehearsed(method), ""
@@ -93,14 +90,14 @@ class Rehearsal(Federation):
         layout = Layout.of(term := term.on_host())
         if kind_of(request.kind).releases is None:
             account.disclosed(request, chain, term, layout)
-            self.run.told = account.told if self._secure else None
+            self.run.told = account.told if self.secure else None
         self.run.exchanges += 1
-        self.run.bytes_up += 8 * (2 * layout.wide + layout.narrow) if self._secure else term.nbytes
+        self.run.bytes_up += 8 * (2 * layout.wide + layout.narrow) if self.secure else term.nbytes
         self.run.arrays = tuple(sorted({*self.run.arrays, *term.arrays}))
         return Total(self._of_all(term), tuple(request.cohort))
 
     def _permit(self, request: Request, chain: Chain, data: ClientData) -> None:
-        if request.position and self._secure:
+        if request.position and self.secure:
             check_method(chain)
             self._budget.check_run(chain)
         self._account.permit(request, chain)
@@ -109,7 +106,7 @@ class Rehearsal(Federation):
         """Count the rows as a census would; which of them take part, in words."""
         account, data = self._account, self._participant.data
         self._rows = f"{len(data):,} of {len(data):,} rows take part"
-        if not self._secure:
+        if not self.secure:
             return self._rows
         stage: CensusStage | None = CensusStage(
             "cells" if account.account.finished else "columns",
@@ -126,16 +123,16 @@ class Rehearsal(Federation):
         return self._rows
 
     def _of_all(self, term: Term) -> Term:
-        arrays = {name: array * self._sites for name, array in term.arrays.items()}
+        arrays = {name: array * self.sites for name, array in term.arrays.items()}
         return dataclasses.replace(
-            term, arrays=arrays, counts={name: n * self._sites for name, n in term.counts.items()}
+            term, arrays=arrays, counts={name: n * self.sites for name, n in term.counts.items()}
         )
 
     def tried(self, method: Method[Any]) -> Rehearsed:
         """A run of this method, to its end or to what is refused, as the next one of this site."""
         self._begin(method.key)
         try:
-            Recipe(method, self._data.schema).fit(self)
+            Recipe(method, self.data.schema).fit(self)
         except FedsolveError as problem:
             self.run.refused = plain(problem)
         return self.run

@@ -367,7 +367,8 @@ class SecureFederation(Federation):
         self, pending: MaskedSum, report: CohortReport, request: Request, chain: Chain, note: dict[str, Any]
     ) -> set[str]:
         """Add the masked terms of all who answer; the arrays that somebody refused."""
-        refused: set[str] = set()
+        assert self._server is not None
+        server, refused = self._server, set[str]()
         asked: dict[str, Request] = dict.fromkeys(note["cohort"], request)
         # Twice more at most: that a client holds blocks of another run shows only when newer ones do not
         # continue them; then it asks for everything.
@@ -386,26 +387,22 @@ class SecureFederation(Federation):
                 else:
                     pending.add(name, reply)
 
-            self._gathered(self._letters(asked, note), report, pending.masked.limbs.nbytes + _SLACK, take)
+            encoded = {id(each): encode_request(each) for each in asked.values()}
+            letters = {}
+            for name, each in asked.items():
+                parts = {"request": encoded[id(each)]}
+                if self._lasting or name not in self._received:
+                    parts["sealed"] = server.shares_for(name)
+                if self._told and (self._lasting or name not in self._informed):
+                    parts["census"] = self._told
+                letters[name] = notes.pack("ask", server.setup, note, parts)
+            self._gathered(letters, report, pending.masked.limbs.nbytes + _SLACK, take)
             if not lacking:
                 return refused
             asked = lacking
         for name in asked:
             self._lose(report, name, TermError("it still lacks model blocks after being sent them"))
         return refused
-
-    def _letters(self, asked: Mapping[str, Request], note: Mapping[str, Any]) -> dict[str, bytes]:
-        assert self._server is not None
-        encoded = {id(request): encode_request(request) for request in asked.values()}
-        letters = {}
-        for name, request in asked.items():
-            parts = {"request": encoded[id(request)]}
-            if self._lasting or name not in self._received:
-                parts["sealed"] = self._server.shares_for(name)
-            if self._told and (self._lasting or name not in self._informed):
-                parts["census"] = self._told
-            letters[name] = notes.pack("ask", self._server.setup, note, parts)
-        return letters
 
     def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
         """Ask for help to open a sum; signed fingerprints of its terms, where they are wanted."""

@@ -227,10 +227,9 @@ class SecureClient:
         return term if isinstance(term, Needs) else term.on_host()
 
     def _noisy_term(self, request: Request, place: str, sites: int) -> Term | Needs:
-        """This client's answer with its share of the noise, which is drawn once for every slot.
+        """This client's answer with its share of the noise: drawn once for every slot, paid for before.
 
-        Noise hides rows by itself: all of them take part, and nobody counts them first. It is paid for before
-        the answer is computed.
+        Noise hides rows by itself: all of them take part, and nobody counts them first.
         """
 
         def pay(asked: Request, chain: Chain, rows: ClientData) -> None:

@@ -142,7 +142,11 @@ class QuestionCheck:
             if expected is None or (expected.kind, expected.position > 0) != (asked.kind, asked.position > 0):
                 self._about_the_model(run, asked)
                 return False
-            blocks.check_all()
+            if blocks.missing is not None:
+                raise TermError(
+                    f"the model lacks the block {blocks.missing}, which follows from the totals that were "
+                    "opened, or has it with another note."
+                )
             _compare(run, expected, asked)
             if not new and self.agreed:
                 raise TermError(
@@ -238,7 +242,7 @@ class _Blocks:
             else (None, block)
             for block in blocks
         ]
-        self._missing: str | None = None
+        self.missing: str | None = None  # one that the run solved and the model lacks
 
     def settle(self, run: Run[Any], mine: Block) -> Block:
         """The server's block in place of one that the run solved, where they mean the same.
@@ -256,16 +260,8 @@ class _Blocks:
                 )
             del self._left[number]
             return theirs
-        self._missing = str(dict(mine.note))
+        self.missing = str(dict(mine.note))
         return mine
-
-    def check_all(self) -> None:
-        """Refuse a model that lacks a block which the run solved."""
-        if self._missing is not None:
-            raise TermError(
-                f"the model lacks the block {self._missing}, which follows from the totals that were opened, "
-                "or has it with another note."
-            )
 
 
 def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:

@@ -85,17 +85,14 @@ def fingerprint(words: Array, key: bytes) -> int:
     room = bytearray(16 * _ROWS + 16)  # the library asks for room of one block more than it writes
     zeros = memoryview(bytes(16 * _ROWS))
     halves = words.dtype.itemsize // 2
-    found = [[0] * halves for _ in range(_DIGITS)]
+    total = 0
     for start in range(0, len(words), _ROWS):
         part = np.ascontiguousarray(words[start : start + _ROWS])
         stream.update_into(zeros[: 16 * len(part)], room)
         drawn = np.frombuffer(room, dtype="<u2", count=_DIGITS * len(part)).reshape(-1, _DIGITS)
         digits = part.view("<u2").reshape(-1, halves).astype(np.float64)
         sums = drawn.astype(np.float64).T @ digits
-        for digit in range(_DIGITS):
-            for half in range(halves):
-                found[digit][half] += int(sums[digit, half])
-    total = sum(found[d][h] << (16 * (d + h)) for d in range(_DIGITS) for h in range(halves))
+        total += sum(int(sums[d, h]) << (16 * (d + h)) for d in range(_DIGITS) for h in range(halves))
     return total % PRIME
 
 
