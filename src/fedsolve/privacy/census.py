@@ -26,9 +26,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError, explained
+from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
 from fedsolve.federation.messages import Term
-from fedsolve.labels import labels_from_note
+from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.privacy.ring import Field, Layout
 
 DIVISIONS = (1, 2, FOLDS)
@@ -93,6 +94,12 @@ class CensusStage:
     classes: Any = None
     columns: tuple[int, ...] = ()
     labels: int = 0
+
+    @classmethod
+    def first(cls, run: str, history: str, finished: bool, limits: Limits, spec: Spec) -> CensusStage:
+        """Where a census begins: at its cells, or in the middle of one that was not finished."""
+        name = "cells" if finished else "columns"
+        return cls(name, run, history, limits, labels_note(spec.classes), labels=len(spec.labels))
 
     def note(self) -> dict[str, Any]:
         limits = [self.limits.fewest_rows, self.limits.colluders, self.limits.rows_per_width]

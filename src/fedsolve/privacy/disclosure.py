@@ -102,6 +102,7 @@ class Account:
         return cls(rows, left, numbers, needed, size, by_class, tuple(cohort), history, finished)
 
 
+@dataclass(eq=False)
 class Disclosure:
     """A site's account of what it has told, in memory or in a folder.
 
@@ -110,19 +111,18 @@ class Disclosure:
     entering: False for a trial, whose account stays in memory.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        key: bytes,
-        folder: Path | None = None,
-        changing: bool = False,
-        entering: bool = True,
-    ) -> None:
-        self.limits, self.changing, self._entering = limits, changing, entering
+    limits: Limits
+    key: bytes
+    folder: Path | None = None
+    changing: bool = False
+    entering: bool = True
+
+    def __post_init__(self) -> None:
         self.told, self.run = 0.0, ""
         self.withdrawn: Set[str] = set()
-        self._key = key
-        self._shelf = Shelf(folder, "Without it this site cannot know what it has told; it must sit out.")
+        self._shelf = Shelf(
+            self.folder, "Without it this site cannot know what it has told; it must sit out."
+        )
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
         self._labels = 0
@@ -130,7 +130,7 @@ class Disclosure:
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
-        self._digests = lru_cache(maxsize=1)(partial(row_digests, key=key))
+        self._digests = lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         self._shelf.kept("cells", self._load)
 
@@ -522,10 +522,10 @@ class Disclosure:
 
     def _hashes(self, data: ClientData) -> Array:
         """By which rows have folds; in one process, where nobody is hidden, those of plain runs."""
-        return data.row_hashes() if self._shelf.folder is None else data.row_hashes(self._key.hex())
+        return data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
 
     def _save(self) -> None:
-        if not self._entering:
+        if not self.entering:
             return
         arrays = {
             f"{place}.{name}": array

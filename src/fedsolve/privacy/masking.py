@@ -27,6 +27,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +50,7 @@ OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
 
 
+@dataclass(eq=False)
 class Client:
     """One member of a setup. Its secrets never leave it but as shares sealed for the others.
 
@@ -58,24 +60,20 @@ class Client:
     random: where secrets come from; anything but the default is for tests.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        name: str,
-        sign: Sign,
-        verify: Verify,
-        *,
-        colluders: int = 0,
-        drawn: Drawn = lambda setup, members: False,
-        random: Random = secrets.token_bytes,
-    ) -> None:
-        self.setup, self.name = setup, name
-        self._sign, self._verify, self._random = sign, verify, random
-        self._colluders, self._drawn = colluders, drawn
-        self._channel = random(KEY_BYTES)
+    setup: Setup
+    name: str
+    sign: Sign
+    verify: Verify
+    _: KW_ONLY
+    colluders: int = 0
+    drawn: Drawn = lambda setup, members: False
+    random: Random = secrets.token_bytes
+
+    def __post_init__(self) -> None:
+        self._channel = self.random(KEY_BYTES)
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
-        pairs = [notes.as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
-        self._secrets: Array = np.stack(pairs)
+        drawn = [notes.as_array(self.random(2 * KEY_BYTES)) for _ in range(self.setup.slots)]
+        self._secrets: Array = np.stack(drawn).reshape(-1, 2, KEY_BYTES)
         self._near: dict[str, SlotKeys] = {}  # itself and its neighbours
         self.members: tuple[str, ...] = ()  # all of the setup, once they are known
         self._own_keys = b""
@@ -95,7 +93,7 @@ class Client:
                 for slot, pair in enumerate(self._secrets)
             ]
             keys = SlotKeys(self.name, primitives.public_key(self._channel), np.stack(masks), np.stack(bound))
-            self._own_keys = keys.signed(self.setup, self._sign)
+            self._own_keys = keys.signed(self.setup, self.sign)
         return self._own_keys
 
     def share(self, keys: bytes) -> bytes:
@@ -119,7 +117,7 @@ class Client:
         shares = np.empty((len(names), self.setup.slots, 2, SHARE_BYTES), dtype=np.uint8)
         for slot, pair in enumerate(self._secrets):
             for which in (OF_KEY, OF_SEED):
-                parts = split(pair[which].tobytes(), threshold, len(names), self._random)
+                parts = split(pair[which].tobytes(), threshold, len(names), self.random)
                 shares[:, slot, which] = notes.as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
         self._near, self.members = members, tuple(everybody)
         sealed = {}
@@ -128,7 +126,7 @@ class Client:
                 self._shares[name] = shares[holder].copy()
                 continue
             key, about = self._channel_key(name, self.name, name)
-            sealed[name] = primitives.seal(key, shares[holder].tobytes(), about, self._random(NONCE_BYTES))
+            sealed[name] = primitives.seal(key, shares[holder].tobytes(), about, self.random(NONCE_BYTES))
         arrays = {str(place): part for place, part in enumerate(sealed.values())}
         note = {"name": self.name, "names": list(sealed)}
         self._shared = (asked, notes.pack("shares", self.setup, note, arrays))
@@ -140,12 +138,12 @@ class Client:
         if around(everybody, setup.degree, setup.circle).get(self.name, ()) != tuple(near):
             raise TermError(f"'{self.name}' was not shown the keys of its {setup.degree} neighbours.")
         if setup.degree:
-            check_graph(many, setup.degree, setup.threshold, self._colluders)
-            if not self._drawn(setup, everybody):
+            check_graph(many, setup.degree, setup.threshold, self.colluders)
+            if not self.drawn(setup, everybody):
                 raise TermError(
                     "the order of the circle on which sites have neighbours was not drawn by these sites."
                 )
-        elif not notes.least_threshold(many, self._colluders) <= setup.threshold <= many:
+        elif not notes.least_threshold(many, self.colluders) <= setup.threshold <= many:
             raise CohortError(
                 f"a threshold of {setup.threshold} among {many} members is refused: it must exceed half "
                 f"of the members and {self._colluders} colluders."
@@ -175,7 +173,7 @@ class Client:
 
     def _verified(self, name: str, note: bytes) -> SlotKeys:
         keys = SlotKeys.from_bytes(note, self.setup)
-        if keys.name != name or not self._verify(name, keys.signed_bytes(self.setup), keys.signature):
+        if keys.name != name or not self.verify(name, keys.signed_bytes(self.setup), keys.signature):
             raise TermError(
                 f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows it. "
                 "Compare fingerprints with that site before going on."
@@ -265,7 +263,7 @@ class Client:
         named = (evidence.setup, evidence.place) == (self.setup, place)
         if not named or self._question(evidence.slot) != asked.digest():
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
-        return evidence.total(asked.digest(), self._near, self._verify)
+        return evidence.total(asked.digest(), self._near, self.verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""

@@ -158,6 +158,7 @@ class SitePolicy:
             raise TermError(f"this site's policy allows {list(self.statistics)}; asked for are {others}.")
 
 
+@dataclass(eq=False)
 class Budget:
     """A site's account of what its rows have cost.
 
@@ -165,16 +166,14 @@ class Budget:
     epsilon: the budget, at `delta`; 0: none. most: what all answers together may cost without a budget too.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        key: bytes,
-        epsilon: float = 0.0,
-        delta: float = 1e-5,
-        most: float = EPSILON_MOST,
-    ) -> None:
-        self.epsilon, self.delta, self.most = epsilon, delta, most
-        self._digests_of = lru_cache(maxsize=1)(partial(row_digests, key=key))
+    folder: Path | None
+    key: bytes
+    epsilon: float = 0.0
+    delta: float = 1e-5
+    most: float = EPSILON_MOST
+
+    def __post_init__(self) -> None:
+        folder, self._digests_of = self.folder, lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
         self._paid: set[str] = set()
         self._entries = 0

@@ -22,7 +22,6 @@ from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.federation.recipe import Recipe
-from fedsolve.labels import labels_note
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
@@ -68,7 +67,6 @@ class Rehearsal(Federation):
         path, policy = self.ledger / "row-key", self.policy
         key = read(path) if path.exists() else b"rehearsal"
         self._account = Disclosure(policy.limits if self.secure else OFF, key, self.ledger, entering=False)
-        self._clients = self._account.account.cohort or (self.name,)
         self._participant = Participant(self.name, self.data)
         self._budget = Budget(None, key, policy.epsilon_total, policy.delta_total, policy.epsilon_most)
         self._participant.guard = PolicyGuard(policy, self._budget).check
@@ -76,7 +74,7 @@ class Rehearsal(Federation):
 
     @property
     def clients(self) -> tuple[str, ...]:
-        return self._clients
+        return self._account.account.cohort or (self.name,)
 
     def describe(self) -> Spec:
         return self._spec
@@ -108,14 +106,9 @@ class Rehearsal(Federation):
         self._rows = f"{len(data):,} of {len(data):,} rows take part"
         if not self.secure:
             return self._rows
-        stage: CensusStage | None = CensusStage(
-            "cells" if account.account.finished else "columns",
-            "rehearsal",
-            account.account.history,
-            account.limits,
-            labels_note(self._spec.classes),
-            labels=len(self._spec.labels),
-        )
+        now, run = account.account, "rehearsal"
+        stage: CensusStage | None
+        stage = CensusStage.first(run, now.history, now.finished, account.limits, self._spec)
         while stage is not None:
             total = self._of_all(account.counts(data, stage))
             self._rows = account.admit(data, stage, total, self.clients)

@@ -31,7 +31,6 @@ from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.federation.recipe import Recipe
-from fedsolve.labels import labels_note
 from fedsolve.privacy import notes
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
@@ -330,9 +329,8 @@ class SecureFederation(Federation):
                 "all sites begin with new ledgers."
             )
         history = common[-1] if common else ""
-        name = "cells" if all(one.get(history, True) for one in known) else "columns"
-        classes = None if spec.classes is None else labels_note(spec.classes)
-        return CensusStage(name, course.run, history, self.limits, classes, labels=len(spec.labels))
+        finished = all(one.get(history, True) for one in known)
+        return CensusStage.first(course.run, history, finished, self.limits, spec)
 
     def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
         """The sum of masked terms, closed and written down together with whom it is over."""
