@@ -108,7 +108,7 @@ class Disclosure:
 
     key: with which rows are hashed and divided into folds, a secret of this site.
     changing: whether its rows may take part in sums over different cohorts.
-    entering: False for a trial, whose account stays in memory.
+    entering: False for a trial, whose account stays in memory. withdrawn: sites that have left.
     """
 
     limits: Limits
@@ -116,17 +116,15 @@ class Disclosure:
     folder: Path | None = None
     changing: bool = False
     entering: bool = True
+    withdrawn: Set[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.told, self.run = 0.0, ""
-        self.withdrawn: Set[str] = set()
-        self._shelf = Shelf(
-            self.folder, "Without it this site cannot know what it has told; it must sit out."
-        )
+        remedy = "Without it this site cannot know what it has told; it must sit out."
+        self._shelf = Shelf(self.folder, remedy)
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
-        self._labels = 0
-        self._widest = 0
+        self._labels = self._widest = 0
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}

@@ -93,8 +93,7 @@ class SecureClient:
         limits = (limits or Limits()) if policy is None else policy.limits
         folder, key = self.ledger.folder, self.ledger.row_key()
         self.changing, self._colluders = rules.changing, rules.colluders
-        self.disclosure = Disclosure(limits, key, folder, self.changing)
-        self.disclosure.withdrawn = self.ledger.withdrawn
+        self.disclosure = Disclosure(limits, key, folder, self.changing, withdrawn=self.ledger.withdrawn)
         self._sign, self._verify, self._random = sign, verify, random
         self._signatures = SignedQuestions(verify, self._colluders, rules.verified, rules.signatures)
         self._check = QuestionCheck(folder)
