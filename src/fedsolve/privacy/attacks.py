@@ -38,8 +38,7 @@ from fedsolve.federation.participant import Participant, kind_of
 
 FEW, HIGH, CONFIDENCE = 10, 0.5, 0.95
 _MEMBERS, _CANARIES, _NUMBERS = 200, 400, 300
-_WEAK = 0.8
-"""Share of the stated noise below which it is called too little."""
+_WEAK = 0.8  # share of the stated noise below which it is called too little
 
 Mechanism = Callable[[NoisyAnswer, Term], Term]
 """Adds noise to a term: gives it in steps of its grid."""

@@ -42,11 +42,8 @@ EPSILON_MOST = 8.0
 """Epsilon beyond which noise hides no row."""
 
 _STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
-_ALONE = 3
-"""Rows of a site from which on they are told beside those of others: one row's values show in no count."""
-
-_SALT = np.uint64(172)
-"""With which the coins of 0 and 1, and of 1 and 2, fall differently."""
+_ALONE = 3  # rows of a site from which on they are told beside those of others: one row shows in no count
+_SALT = np.uint64(172)  # with which the coins of 0 and 1, and of 1 and 2, fall differently
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,10 @@ from fedsolve.privacy.shelf import Shelf
 SEED_CHANNEL = "joint seed"
 """The channel of an engine on which these letters travel."""
 
-_LARGEST = 1 << 16
-"""Bytes of a reply: a number and a signature."""
-
 MOST_VOID = 20
 """Drawings that were begun and never agreed on."""
 
+_LARGEST = 1 << 16  # bytes of a reply: a number and a signature
 _NUMBER_BYTES = 32
 _SEED_BITS = 48
 

@@ -46,8 +46,7 @@ from fedsolve.privacy.census import EPSILON_MOST, Limits
 from fedsolve.privacy.shelf import Shelf
 from fedsolve.federation.fingerprints import row_digests
 
-_MATRICES = 4
-"""Square matrices of a method's largest side that a client may have in memory at once."""
+_MATRICES = 4  # square ones of a method's largest side that a client may have in memory at once
 
 
 @dataclass(frozen=True)

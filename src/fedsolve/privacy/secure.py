@@ -146,8 +146,7 @@ class SecureFederation(Federation):
     def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
         """Begin a new run of so many exchanges, with new keys and everybody who is present.
 
-        recipe: what is trained; the opening says it otherwise. done: exchanges that are behind it, of a run
-        that is resumed.
+        recipe: what is trained; the opening says it otherwise. done: exchanges behind it, of a resumed run.
         """
         described = recipe.note() if self.verify and recipe is not None else None
         self._trips = QuestionTrips(self, described, resumed=done > 0 or self._lasting)

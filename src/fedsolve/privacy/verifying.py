@@ -52,17 +52,13 @@ from fedsolve.scoring.evaluation import about
 if TYPE_CHECKING:
     from fedsolve.privacy.secure import SecureFederation
 
-_LARGEST = 1 << 16
-"""Bytes of a reply."""
-
+_LARGEST = 1 << 16  # bytes of a reply
 _MEMBER = "member"
 _ALONE = threading.Lock()  # warnings are muted for the whole process, and several sites may live in it
 
-_ABOUT_MODELS = frozenset({"evaluate", "tally"})
-"""Questions about a model that a site agrees to at any moment: of others the server chooses more."""
-
-_MAY_BE_MORE = frozenset({"part", "schema"})
-"""Entries of such a question that say nothing of what the model is."""
+# Questions about a model that a site agrees to at any moment: of others the server chooses more. And entries
+# of such a question that say nothing of what the model is.
+_ABOUT_MODELS, _MAY_BE_MORE = frozenset({"evaluate", "tally"}), frozenset({"part", "schema"})
 
 
 @dataclass(frozen=True)

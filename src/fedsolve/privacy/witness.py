@@ -28,11 +28,8 @@ from fedsolve.privacy.ring import Layout, RingVector
 
 PRIME = (1 << 127) - 1
 
-_ROWS = 1 << 15
-"""Words handled at a time. Sums of so many products of 16 bits each are exact in float64."""
-
-_DIGITS = 8
-"""Of 16 bits, of a drawn number."""
+_ROWS = 1 << 15  # words handled at a time: sums of so many products of 16 bits each are exact in float64
+_DIGITS = 8  # of 16 bits, of a drawn number
 
 
 class WordSum(RingVector):
