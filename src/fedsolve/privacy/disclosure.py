@@ -426,11 +426,9 @@ class Disclosure:
             )
 
     def check_products(self, layout: Layout, divided: bool) -> str | None:
-        """Refuse products of few rows with many columns of weights; a warning where they are not many.
-
-        divided: whether the question is about a part of the rows; its smallest part is a fold.
-        """
+        """Refuse products of few rows with many columns of weights; a warning where they are not many."""
         width = _widest(layout)
+        # The smallest part that a question may be about is a fold.
         rows, least = self.account.size / (FOLDS if divided else 1), self.limits.rows_per_width
         if rows < least * width:
             raise TermError(

@@ -44,8 +44,6 @@ from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.witness import Evidence, fingerprinted, own_mask, pair_masks
 
-Drawn = Callable[[Setup, Sequence[str]], bool]
-
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
 
@@ -66,7 +64,7 @@ class Client:
     verify: Verify
     _: KW_ONLY
     colluders: int = 0
-    drawn: Drawn = lambda setup, members: False
+    drawn: Callable[[Setup, Sequence[str]], bool] = lambda setup, members: False
     random: Random = secrets.token_bytes
 
     def __post_init__(self) -> None:

@@ -477,10 +477,7 @@ def _slot(note: Mapping[str, Any]) -> int:
 
 
 def context_of(request: str, layout: Layout, census: str) -> bytes:
-    """What all clients of a sum must agree on, or their masks do not cancel.
-
-    request, census: digest of the request, and history of the rows that it is about.
-    """
+    """What all clients of a sum must agree on, or their masks do not cancel; census: the history of rows."""
     return notes.purpose("sum", request, layout.note(), census)
 
 

@@ -43,8 +43,7 @@ FINEST = 2.0**-40
 def exponent_for(largest: float, clients: int, spare: int | None = None) -> int | None:
     """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
 
-    A term may be 4 times as large, with log2(clients) bits more so that all may be. spare: bits for that, 0
-    where no term can be larger than `largest`.
+    A term may be 4 times as large, and all of them at once. spare: bits for that, 0 where none can be larger.
     """
     if not 0 < largest < math.inf or clients > MOST_CLIENTS:
         return None
