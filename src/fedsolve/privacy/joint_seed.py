@@ -95,7 +95,7 @@ class SeedBook:
 
     def check(self, opening: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
         """Refuse an opening whose seed this site did not draw together with the others, for this method; with
-        these very sites where they are named, since among seeds of other cohorts whoever asks could choose."""
+        these very sites where they are named: among seeds of other cohorts whoever asks could choose."""
         seed = opening["parameters"].get("seed")
         if seed is not None and not self.drew(seed, about_opening(opening), names):
             raise TermError(
