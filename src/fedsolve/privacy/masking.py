@@ -144,7 +144,7 @@ class Client:
         elif not notes.least_threshold(many, self.colluders) <= setup.threshold <= many:
             raise CohortError(
                 f"a threshold of {setup.threshold} among {many} members is refused: it must exceed half "
-                f"of the members and {self._colluders} colluders."
+                f"of the members and {self.colluders} colluders."
             )
 
     def receive(self, sealed: bytes) -> None:
