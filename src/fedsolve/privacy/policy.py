@@ -37,6 +37,7 @@ from fedsolve.federation.accounting import epsilon_of, mu_of
 from fedsolve.federation.client_data import TABLE_BLOCK, ClientData
 from fedsolve.federation.encoding import request_digest
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.fingerprints import row_digests
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import privacy_of, release_of
 from fedsolve.federation.participant import kind_of
@@ -44,7 +45,6 @@ from fedsolve.labels import labels_from_note
 from fedsolve.parameters import from_table, read_toml
 from fedsolve.privacy.census import EPSILON_MOST, Limits
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.federation.fingerprints import row_digests
 
 _MATRICES = 4  # square ones of a method's largest side that a client may have in memory at once
 
