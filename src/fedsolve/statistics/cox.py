@@ -30,7 +30,7 @@ from fedsolve.registry import register
 from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, read, survey
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.results import RegressionModel
-from fedsolve.statistics.survival import CELLS, check_events, coarse, from_here, grid, in_cells, times_of
+from fedsolve.statistics.survival import CELLS, coarse, from_here, grid, in_cells, times_of
 
 STRATA, BASELINE = "cox-strata", "cox-baseline"
 
@@ -72,7 +72,6 @@ class Cox(LikelihoodMethod[CoxModel]):
 
     def talk(self, run: DialogueRun[CoxModel]) -> Talk[CoxModel]:
         design = yield from survey(run)
-        check_events(design)
         if design.plan.intercept:
             raise DataError("the formula names no column; curves without columns are Kaplan-Meier's.")
         check_categories(design, all_events=False)
@@ -112,9 +111,8 @@ class Cox(LikelihoodMethod[CoxModel]):
             "proportional_hazards": _proportional(newton, found),
         }
         covariance = newton.covariance(found["curvature"])
-        known = {"ratio": "hazard ratio", "times": times, "hazard": np.zeros(0)}
-        if cells:
-            known["hazard"] = np.cumsum(found["hazard"])
+        hazard = np.cumsum(found["hazard"]) if cells else np.zeros(0)
+        known = {"ratio": "hazard ratio", "times": times, "hazard": hazard}
         return design.result(CoxModel, newton.weight, covariance, facts, **known)
 
 

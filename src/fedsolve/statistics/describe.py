@@ -189,18 +189,14 @@ class Describe(StatisticMethod[ColumnSummary]):
         parts["tables"] = {"correlation": correlation, "gaps": sums["gaps"]}
         return ColumnSummary(run.spec.features, facts, **parts)
 
-    def privately(self, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
-        """The same with noise; mu: what it may cost."""
-        return private_description(self, run, mu)
+    privately = private_description
 
 
 class _Spread:
     """How numbers spread: moments, a histogram, and brackets around their quantiles.
 
-    n, mean, deviation: of every number. edges: inner edges of bins between three deviations below and above
-    the mean (edges, numbers); bins: how many each number has, 20 at most, of ten rows on average; others have
-    no width. bracket: ends of the bins that hold the quantiles, and the rows below either, (4, quantiles,
-    numbers).
+    edges: inner edges of bins between three deviations below and above the mean (edges, numbers), of which
+    each number has `bins`; the others have no width.
     """
 
     def __init__(self, columns: _Columns, moments: Array) -> None:
@@ -223,6 +219,7 @@ class _Spread:
         edges = np.vstack([self.mean - _FAR * self.unit, self.edges, self.mean + _FAR * self.unit])
         counts = np.vstack([np.zeros_like(self.n), below, self.n])
         place = np.array([(below < q * self.n).sum(axis=0) for q in QUANTILES])
+        # Ends of the bins that hold the quantiles, and the rows below either: (4, quantiles, numbers).
         ends = [table[place + more, column] for table in (edges, counts) for more in (0, 1)]
         self.bracket = np.array(ends)
 

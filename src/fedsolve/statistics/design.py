@@ -277,34 +277,32 @@ def survey(run: DialogueRun[Any]) -> Talk[Design]:
         deviation = deviation * np.sqrt(count / max(count - 1, 1))
         run.add(Block({SCALES: True}, {"scales": np.array([mean + view.references, deviation])}))
     design = Design(run, view, (yield Ask(SURVEY)))
+    if design.method.survival and not design.seen["outcome"][0]:
+        raise DataError("zero events: nobody has the event, so that there is nothing to explain.")
     run.add(Block({STANDARD: True}, {"centre": design.centre, "scale": design.scale}))
     return design
 
 
 class Design:
-    """Columns of a formula over all sites.
-
-    seen: totals of the survey. rows, used: how many there are, and take part. fixed: whether an intercept, or
-    a baseline, takes up a shift of columns. centre, scale: what makes columns standard ones. kept: columns
-    that count, the others follow from them.
-    """
+    """Columns of a formula over all sites."""
 
     def __init__(self, run: DialogueRun[Any], view: RowView, total: Total) -> None:
         self.run, self.view, self.plan, self.names = run, view, view.plan, view.plan.names
         self.method = cast(Any, run.method)
-        self.seen, self.rows, self.used = total.term.arrays, total.count("rows"), total.count("used")
+        self.seen = total.term.arrays  # totals of the survey
+        self.rows, self.used = total.count("rows"), total.count("used")  # that there are, and that take part
         check_rows(self.rows)
         if self.used == 0 or self.seen["weight"][0] <= 0:
             told = ", ".join(f"{name} in {count}" for name, count in self.left_out().items())
             raise DataError(
                 f"no row is complete: of {self.rows} rows, values are missing of {told or 'all'}."
             )
-        self.fixed = self.plan.intercept or self.method.survival
+        self.fixed = self.plan.intercept or self.method.survival  # then it takes up a shift of columns
         self.intercept = np.array([name == INTERCEPT for name in self.names])
         self.moments = mean_and_deviation(self.seen["weight"][0], self.seen["first"], self.seen["second"])
         self.centre = np.where(~self.intercept & self.fixed, self.moments[0], 0.0)
         self.scale = np.where(self.intercept, 1.0, self.moments[1])
-        self.kept = np.ones(len(self.names), dtype=bool)
+        self.kept = np.ones(len(self.names), dtype=bool)  # columns that count, the others follow from them
 
     def left_out(self) -> dict[str, int]:
         """Rows that lack a column, by its name."""

@@ -36,7 +36,6 @@ class GLMModel(RegressionModel):
 
     family: ClassVar[str] = "glm"
     title: ClassVar[str] = "Generalised linear model"
-    by_noise: Array  # of a private run
 
     def estimates(self, features: Any) -> Array:
         return np.asarray(LINKS[self.facts["link"]].mean(self.decision_function(features)))
@@ -118,9 +117,7 @@ class GLM(LikelihoodMethod[GLMModel]):
         total = yield Ask(kind, {"phi": phi, "last": True}, {"weight": newton.weight})
         return self._model(design, newton, total, null)
 
-    def privately(self, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]:
-        """The same with noise; mu: what it may cost."""
-        return private_glm(self, run, mu)
+    privately = private_glm
 
     def _check_events(self, design: Design) -> None:
         events, binomial = design.seen["outcome"][0], self.family == "binomial"

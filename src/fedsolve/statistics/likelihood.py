@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -33,21 +33,16 @@ _FAR = 30.0
 class LikelihoodMethod(FormulaMethod[M]):
     """What regressions take that are fitted by Newton steps."""
 
+    usual: ClassVar[int] = 8
     _: KW_ONLY
     tolerance: float = parameter(1e-8, "Length of the last step, in standard errors.", above=0)
     steps: int = parameter(30, "Most steps taken.", least=1)
-
-    @property
-    def usual(self) -> int:
-        return 8
 
 
 class Newton(Descent):
     """Newton steps on the negative log-likelihood of standard columns.
 
-    curvature: the information at `weight` (columns, columns); first: that of the first point. quadratic:
-    whether one step reaches the maximum. ratios: whether coefficients are logarithms of ratios, or nearly so.
-    dispersion: by what the curvature is divided, to be an information.
+    quadratic: whether one step reaches the maximum. ratios: whether coefficients are logarithms of ratios.
     """
 
     def __init__(self, design: Design, start: Array, quadratic: bool = False, ratios: bool = True) -> None:
@@ -55,8 +50,8 @@ class Newton(Descent):
         self.design, self.quadratic, self.ratios = design, quadratic, ratios
         self.weight = start
         self.gradient = self.towards = np.zeros_like(start)
-        self.curvature = self.first = np.zeros((0, 0))
-        self.dispersion = 1.0
+        self.curvature = self.first = np.zeros((0, 0))  # the information at `weight`, and at the first point
+        self.dispersion = 1.0  # by what the curvature is divided, to be an information
         self.converged = False
         self.length = np.inf
 

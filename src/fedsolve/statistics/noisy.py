@@ -125,7 +125,7 @@ def _facts(run: DialogueRun[Any], total: Total) -> dict[str, Any]:
 
 
 def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]:
-    """A linear or logistic regression; standard errors are those of rows and noise together."""
+    """A linear or logistic regression; standard errors are those of rows and noise. mu: what it may cost."""
     from fedsolve.statistics.glm import GLM, GLMModel
 
     plain = GLM(method.formula, family=method.family)
@@ -213,7 +213,7 @@ class _Described(_Bounds):
 
 
 def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
-    """Counts, means, deviations, bins, quantiles within a bin, correlations and categories, with noise."""
+    """Counts, means, deviations, bins, quantiles within a bin, correlations, categories. mu: its cost."""
     from fedsolve.statistics.describe import QUANTILES, ColumnSummary, correlations
 
     if method.by is not None:

@@ -240,25 +240,19 @@ def _columns(chain: Chain, width: int) -> tuple[list[str], Array, Array, dict[st
         scale = np.ones(width)
         square = 0.0
         for place, column in schema.places("number", "date", "category"):
-            own = [*range(place, place + len(column.names))]
-            square += 1.0
             if column.kind == "category":
-                groups[column.name] = [names[each] for each in own[: len(column.categories)]]
+                square += 1.0
+                groups[column.name] = names[place : place + len(column.categories)]
             else:
+                square += len(column.names)
                 scale[place] = reach * prepared.scale[place]
-                square += len(own) - 1
+    own, origin, unit = [label], 0.0, 1.0
     if classes is None:
-        last = [(label, parameters["target_reference"], reach * parameters["target_scale"])]
-    elif len(classes) == 2:
-        last = [(label, 0.0, 1.0)]
-    else:
-        last = [(f"{label}={each}", 0.0, 1.0) for each in classes]
-        groups[label] = [name for name, _, _ in last]
-    names += [name for name, _, _ in last]
-    centre, scale = np.append(centre, [c for _, c, _ in last]), np.append(scale, [s for _, _, s in last])
-    length = math.sqrt(1.0 + square + 1.0)
-    scale = np.append(1.0, scale) * length
-    return [CONSTANT, *names], np.append(0.0, centre), scale, groups
+        origin, unit = parameters["target_reference"], reach * parameters["target_scale"]
+    elif len(classes) > 2:
+        own = groups[label] = [f"{label}={each}" for each in classes]
+    scale = np.concatenate([[1.0], scale, np.full(len(own), unit)]) * math.sqrt(1.0 + square + 1.0)
+    return [CONSTANT, *names, *own], np.concatenate([[0.0], centre, np.full(len(own), origin)]), scale, groups
 
 
 @step(KIND, releases={"gram": 1.0})

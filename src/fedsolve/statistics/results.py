@@ -220,8 +220,6 @@ class RegressionModel(CoefficientTable):
     scales: dict[str, Any]  # mean and deviation of columns that the formula standardises
     ranges: Array  # (2, columns) the same of all columns; numbers of new rows that are far off are named
 
-    # -- new rows ----------------------------------------------------------------------------------
-
     @property
     def _filled(self) -> bool:
         return self.parameters.get("missing") == "schema"

@@ -83,11 +83,6 @@ def from_here(table: Array) -> Array:
     return np.asarray(table[..., ::-1].cumsum(axis=-1)[..., ::-1])
 
 
-def check_events(design: Design) -> None:
-    if not design.seen["outcome"][0]:
-        raise DataError("zero events: nobody has the event, so that there is nothing to explain.")
-
-
 def times_of(rows: DesignRows) -> tuple[Array, Array]:
     """Time and event of rows, refused where they cannot be."""
     time, event = rows.outcome
@@ -232,7 +227,6 @@ class KaplanMeier(StatisticMethod[SurvivalModel]):
 
     def talk(self, run: DialogueRun[SurvivalModel]) -> Talk[SurvivalModel]:
         design = yield from survey(run)
-        check_events(design)
         names = design.names if self.by else ("[all]",)
         groups = tuple(name.partition("[")[2].removesuffix("]").removeprefix("T.") for name in names)
         edges = grid(design, self.grid, len(groups))
