@@ -38,24 +38,20 @@ class OnnxGraph:
     precision: of the matrix `features`, of wide layers and of what comes out. Raw columns, preparation,
                scores and what becomes of them are float64 in any case: centring large numbers, or adding
                large scores of opposite signs, would lose every digit in float32.
-    prefix:    of the names of values, where other graphs are to stand beside this one.
-    steepness: how much probabilities move with a score.
     """
 
     def __init__(self, precision: str = "float64", prefix: str = PREFIX) -> None:
         if precision not in PRECISIONS:
             raise DataError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
         self.precision = precision
-        self.prefix = prefix
-        self.steepness = 1.0
+        self.prefix = prefix  # of the names of values, where other graphs are to stand beside this one
+        self.steepness = 1.0  # how much probabilities move with a score
         self.onnx: Any = require("onnx", "export", "an ONNX file")
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.nodes: list[Any] = []
         self.initialisers: list[Any] = []
         self._taken: set[str] = set()
-
-    # -- edges -------------------------------------------------------------------------------------
 
     def input(self, name: str, dtype: str, *sides: int, about: str = "") -> Value:
         """A tensor (rows, *sides) of `dtype` ("string" for text) that is fed to the graph."""
@@ -70,15 +66,9 @@ class OnnxGraph:
 
     def _edge(self, edges: list[Any], name: str, dtype: str, shape: tuple[Any, ...], about: str) -> str:
         self._taken.add(name)
-        kind = (
-            self.onnx.TensorProto.STRING
-            if dtype == "string"
-            else self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        )
+        kind = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype("O" if dtype == "string" else dtype))
         edges.append(self.onnx.helper.make_tensor_value_info(name, kind, shape, about))
         return name
-
-    # -- values ------------------------------------------------------------------------------------
 
     def op(
         self,
@@ -112,13 +102,7 @@ class OnnxGraph:
         text = np.asarray(values).dtype.kind in "UO"
         array: Array = np.array(values, dtype="object" if text else dtype, order="C")
         result = self._new("constant")
-        if text:
-            tensor = self.onnx.helper.make_tensor(
-                result, self.onnx.TensorProto.STRING, array.shape, [each.encode() for each in array.ravel()]
-            )
-        else:
-            tensor = self.onnx.numpy_helper.from_array(array, result)
-        self.initialisers.append(tensor)
+        self.initialisers.append(self.onnx.numpy_helper.from_array(array, result))
         return Value(self, result, "string" if text else dtype)
 
     @contextmanager
@@ -190,9 +174,6 @@ class OnnxGraph:
         )
         helper.set_model_props(model, metadata)
         return model
-
-
-# -- values that compute ---------------------------------------------------------------------------
 
 
 class Value(NDArrayOperatorsMixin):

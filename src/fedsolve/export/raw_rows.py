@@ -104,7 +104,7 @@ def _category(graph: OnnxGraph, column: Column) -> list[Value]:
     about = f"one of {', '.join(map(repr, column.categories[:20]))}{', ...' * (len(column.categories) > 20)}"
     cell = graph.input(column.name, "string", 1, about=f"{about}; empty where it is missing")
     places = [_matches(graph, cell, _spellings(category)) for category in column.categories]
-    absent = _matches(graph, cell, _listed(sorted(MISSING - {*column.categories})))
+    absent = _matches(graph, cell, "|".join(map(_literal, sorted(MISSING - {*column.categories}))))
     known = graph.op("Sum", *places, *([] if column.missing == "other" else [absent]))
     other = 1.0 - known
     if column.missing == "flag":
@@ -131,10 +131,6 @@ def _spellings(category: str) -> str | None:
         return None
     whole = category_text(f"{category}.0") == category
     return f"{_literal(category)}(?:\\.0*)?" if whole else _literal(category)
-
-
-def _listed(texts: list[str]) -> str:
-    return "|".join(map(_literal, texts))
 
 
 def _literal(text: str) -> str:
