@@ -147,7 +147,7 @@ def test_parameters_of_a_file_are_for_every_method_that_has_them(tmp_path: Path)
         ("depths = [0, 3]", "depths = [0, 4]", ["3 layers", "depth 4"]),
         ("parameters = {ridge = 0.1}", "depths = [1]", ["AFL", "no layers"]),
         ("seeds = [0, 1]", "seeds = [0, 0]", ["'seeds'", "different"]),
-        ("seeds = [0, 1]", "seeds = [true]", ["'seeds'", "whole numbers"]),
+        ("seeds = [0, 1]", "seeds = [true]", ["'seeds'", "whole number"]),
         ('address = "digits"', "", ["[dataset]", "'address' or 'random'"]),
         ('name = "DeepAFL"', 'name = "AFL"', ["two methods", "'AFL'"]),
         ("clients = 7", 'clients = 7\ndatasets = ["mnist"]', ["unknown dataset 'mnist'", "digits"]),

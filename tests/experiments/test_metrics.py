@@ -76,7 +76,7 @@ def test_every_metric_says_what_it_is() -> None:
         assert metric.label
         assert metric.unit in ("%", "points", "MB", "s", "")
         assert metric.unit != "%" or metric.label.endswith("(%)")
-        assert metric.direction or key == "selected"
+        assert metric.better or key == "selected"
 
 
 def test_nobody_else_knows_what_a_metric_is_called() -> None:

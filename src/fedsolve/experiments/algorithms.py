@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from scipy.linalg import LinAlgError, LinAlgWarning
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 class Comparison(ABC):
     """What methods are compared with: parameters as the fields of a frozen dataclass."""
 
+    local: ClassVar[bool] = False
+    """Whether it can be measured client by client."""
+
     def __post_init__(self) -> None:
         check(self)
 
@@ -50,6 +53,8 @@ class Comparison(ABC):
 @dataclass(frozen=True)
 class LocalRidge(Comparison):
     """Every client by itself, never aggregated (AFL, Table A.2)."""
+
+    local: ClassVar[bool] = True
 
     ridge: float = parameter(1.0, "Penalty on each client's own model.", least=0)
     statistic: Literal["mean", "best"] = parameter("mean", "Test accuracy over clients with rows.")
@@ -99,7 +104,6 @@ class AggregationLaw(Comparison):
 
         Singular systems give no model, and neither does the removal of a regulariser of 0.
         """
-        trial.refuse_local("AggregationLaw")
         features, codes = trial.coded
         targets = np.eye(len(trial.classes))[codes]
         width, outputs = features.shape[1], targets.shape[1]
@@ -146,7 +150,6 @@ class SoftmaxFedAvg(Comparison):
 
     def run(self, trial: Trial) -> Outcome:
         """The average head after all rounds; its weights are the outcome's model."""
-        trial.refuse_local("SoftmaxFedAvg")
         features, codes = trial.coded
         started = time.perf_counter()
         weight = self.fit(features, codes, owned_rows(trial.owners, trial.clients), len(trial.classes))

@@ -19,13 +19,14 @@ from fedsolve.data.partitions import named_rng
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import Comparison, build, parameter_names
 from fedsolve.experiments.config import Cell, PartitionSpec
-from fedsolve.experiments.outcomes import Clock, Outcome, enter_rounds, watches
+from fedsolve.experiments.outcomes import Clock, Outcome, enter_rounds
 from fedsolve.experiments.sources import ExperimentRows, Tick
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.followers import Followers, Training
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.labels import positions
 from fedsolve.model import Model
 from fedsolve.scoring.client_scores import ClientScores, client_rows, client_scores
@@ -78,7 +79,7 @@ class Trial:
     def names(self) -> tuple[str, ...] | None:
         """The clients, sorted, where a column says who they are; None where they are numbered."""
         partition = self.cell.partition
-        return owner_names(partition, self.rows) if partition.kind == "column" else None
+        return named_owners(partition, self.rows)[0] if partition.kind == "column" else None
 
     @property
     def clients(self) -> int:
@@ -121,32 +122,27 @@ class Trial:
         numbered = tuple(f"client-{client:0{digits}d}" for client in range(clients))
         return LocalParts(train, test, self.names or numbered)
 
-    def refuse_local(self, name: str) -> None:
-        """Refuse `local` measurement for something that gives one model for all clients."""
-        if self.cell.measure.local:
-            raise DataError(f"{name} is not measured client by client; leave it out, or leave out 'local'.")
-
 
 def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRows | None = None) -> Array:
     """Which client owns each training row. rows: needed where a column of the data says it."""
     if partition.kind == "column":
-        names = owner_names(partition, rows)
-        assert rows is not None
-        assert rows.owners is not None
-        # Names in the order of text, in which a federation has its clients.
-        return np.searchsorted(names, rows.owners.astype(str))
+        return named_owners(partition, rows)[1]
     return partitions.deal(partition.kind, labels, partition.clients, seed, partition.options)
 
 
-def owner_names(partition: PartitionSpec, rows: ExperimentRows | None) -> tuple[str, ...]:
-    """The owners that the column of the data names, sorted: batches and cohorts are drawn by these names."""
+def named_owners(partition: PartitionSpec, rows: ExperimentRows | None) -> tuple[tuple[str, ...], Array]:
+    """The owners that the column of the data names, sorted, and the place of each row's among them.
+
+    A federation has its clients in this order, and draws batches and cohorts by these names.
+    """
     column = partition.options["column"]
     if rows is None or rows.owners is None or rows.owner_column != column:
         raise DataError(
             f"partition '{partition.name}': the dataset does not say who owns its rows by '{column}'. "
             f"Name the column in its address: csv:FILE?client={column}."
         )
-    return tuple(np.unique(rows.owners.astype(str)).tolist())
+    names, places = np.unique(rows.owners.astype(str), return_inverse=True)
+    return tuple(names.tolist()), places
 
 
 def flip_labels(labels: Any, rate: float, seed: int = 0) -> Array:
@@ -207,6 +203,9 @@ def train_cell(
 
 def _compared(chosen: Comparison, trial: Trial) -> Outcome:
     """The outcome of a baseline. It is not a method, so this function notifies the followers."""
+    if trial.cell.measure.local and not chosen.local:
+        name = type(chosen).__name__
+        raise DataError(f"{name} is not measured client by client; leave it out, or leave out 'local'.")
     classes, features = trial.classes, int(trial.rows.x_train.shape[1])
     clients = trial.names or tuple(map(str, range(trial.clients)))
     spec = Spec(features, classes, len(classes), "bytes", trial.cell.device)
@@ -226,8 +225,16 @@ def _compared(chosen: Comparison, trial: Trial) -> Outcome:
 
 def _federated(method: Method[Any], trial: Trial) -> Outcome:
     """A method trained over a federation, every layer scored once."""
-    rows, measure = trial.rows, trial.cell.measure
-    besides = Followers(*watches(method, rows, measure), trial.follow)
+    rows, measure, watches = trial.rows, trial.cell.measure, []
+    if isinstance(method, GradientMethod):
+        from fedsolve.gradient.networks import build_network
+        from fedsolve.gradient.watch import Watch
+
+        # Torch loads some of its parts at their first use, which is not training.
+        build_network("mlp:1", 1, 1)
+        if rows.x_test is not None and rows.y_test is not None:
+            watches.append(Watch(rows.x_test, rows.y_test, representation=measure.representation))
+    besides = Followers(*watches, trial.follow)
     clock = Clock(trial.tick, besides)
     with _federation(trial) as federation:
         model = method.fit(federation, follow=(clock, besides))
@@ -303,7 +310,13 @@ def run_locally(method: Method[Any], trial: Trial) -> Outcome:
     if not model.personalises:
         outcome.enter_costs(model, clock.ends, trained)
         if isinstance(model, StagedModel):
-            layers = _by_layer(model, parts)
+            rows = np.array([len(data) for data in parts.test])
+            correct = np.zeros((model.layers + 1, len(rows)), dtype=np.int64)
+            for client, data in enumerate(parts.test):
+                if len(data):
+                    hits = model.staged_predict(data.features(slice(None))) == data.own_labels()
+                    correct[:, client] = hits.sum(axis=1)
+            layers = [ClientScores(parts.names, layer, rows) for layer in correct]
             outcome.enter_local(layers[-1])
             outcome.values["accuracy_per_layer"] = [layer.mean for layer in layers]
         else:
@@ -328,14 +341,3 @@ def _noted(model: Model, participants: list[Participant], balances: list[float |
         personal = participant.personalise(model)
         balances.append(getattr(personal, "balance", None))
         yield personal
-
-
-def _by_layer(model: StagedModel, parts: LocalParts) -> list[ClientScores]:
-    """Local scores after every layer."""
-    rows = np.array([len(data) for data in parts.test])
-    correct = np.zeros((model.layers + 1, len(rows)), dtype=np.int64)
-    for client, data in enumerate(parts.test):
-        if len(data):
-            hits = model.staged_predict(data.features(slice(None))) == data.own_labels()
-            correct[:, client] = hits.sum(axis=1)
-    return [ClientScores(parts.names, layer, rows) for layer in correct]

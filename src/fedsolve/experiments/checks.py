@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsolve.errors import DataError
@@ -51,24 +50,22 @@ def checks_of(run: RunFolder) -> list[Check]:
             f"{run.name} was run with the backbone {run.backbone} instead of its own, and the paper's "
             "numbers are of its own. Run it without --backbone to check it."
         )
-    return list(_checks(run, ref.key))
-
-
-def _checks(run: RunFolder, key: str) -> Iterator[Check]:
+    found = []
     for table in tables_of(run):
         for row in table.rows:
             for printed, entries in row.printed():
                 for column, ours, theirs in zip(table.columns, row.entries, entries, strict=True):
                     if ours is None or theirs is None or theirs.mean is None or ours.metric in TIMES:
                         continue
-                    allowed = _allowed(ours, theirs, theirs.mean, key)
+                    allowed = _allowed(ours, theirs, theirs.mean, ref.key)
                     apart = math.inf if ours.mean is None else abs(ours.mean - theirs.mean)
                     if METRICS[ours.metric].form == "power" and ours.mean is not None:
                         apart = max(0.0, ours.mean - theirs.mean)
                     # The last bits of a decimal are no difference.
                     excess = 0.0 if apart <= allowed * (1 + 1e-9) else apart - allowed
                     counts = ours.mean, ours.seeds, theirs.mean, allowed, excess
-                    yield Check(row.label, column, printed, ours.metric, *counts)
+                    found.append(Check(row.label, column, printed, ours.metric, *counts))
+    return found
 
 
 def _allowed(ours: TableCell, theirs: TableCell, printed: float, key: str) -> float:

@@ -26,7 +26,6 @@ _SIGNS = {"alpha": "α", "per_client": "s", "classes_per_client": "c"}
 AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage", "noise", "metric")
 """What rows and columns of a table can stand for, besides the methods' parameters."""
 
-
 ENGINES = ("local", "ray")
 """What carries requests to clients: threads of one process, or workers in Ray."""
 
@@ -114,20 +113,15 @@ class PaperRef:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured besides test accuracy.
-
-    score: the accuracy of a gradient method is that of its last round, of its best one on the test rows (as
-        AFL reports its baselines), or the mean over the last tenth of the rounds ("tail", FLFA).
-    local: accuracy is the mean over clients of each one's own model on test rows of its own distribution.
-    representation: how a gradient method's last features of the test rows separate classes, after every
-        round (FLFA, Eqs. 56-58).
-    """
+    """What is measured besides test accuracy."""
 
     train: bool = True
     separability: bool = False
+    # Of a gradient method: the accuracy of its last round, of its best one on the test rows (as AFL reports
+    # its baselines), or the mean over the last tenth of the rounds (FLFA).
     score: Literal["last", "best", "tail"] = "last"
-    local: bool = False
-    representation: bool = False
+    local: bool = False  # accuracy is the mean over clients, each on test rows of its own distribution
+    representation: bool = False  # how a gradient method's features separate classes (FLFA, Eqs. 56-58)
 
 
 @dataclass(frozen=True)

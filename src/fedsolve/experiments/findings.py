@@ -51,8 +51,10 @@ def overall(runs: Sequence[RunFolder]) -> Iterator[str]:
     invariant, gains = [], []
     for cells in (cells for run in runs for cells in by_dataset(run).values()):
         for of in groups(scored(cells), lambda item: item.entry).values():
-            if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
-                invariant.append(_invariant(of))
+            cell, several = of[0].cell, len(distinct(item.partition for item in of)) > 1
+            # Only sums over all clients enter: theory guarantees the same model on every partition.
+            closed = cell.get("local") is None and (cell["algorithm"] == "afl" or _deepafl(cell))
+            invariant += [_invariant(of)] if several and closed else []
         layers = [cell.get("accuracy_per_layer") or [] for cell in cells if _deepafl(cell)]
         gains += [100.0 * (accuracies[-1] - accuracies[0]) for accuracies in layers if len(accuracies) > 1]
     if all(invariant) and invariant:
@@ -203,8 +205,7 @@ def _separability(items: Sequence[Observation]) -> Iterator[str]:
         f"{first:.3g} to {last:.3g} for {method}" for method, first, last, _ in _layers(items, "test_csr")
     ]
     if changes:
-        better = METRICS["test_csr"].direction
-        yield f"CSR of the test rows ({better}) goes from {listed(changes[:MOST_LISTED])}."
+        yield f"CSR of the test rows (lower is better) goes from {listed(changes[:MOST_LISTED])}."
 
 
 def _layers(items: Sequence[Observation], metric: str) -> Iterator[tuple[str, float, float, int]]:
@@ -278,12 +279,6 @@ def _invariant(items: Sequence[Observation]) -> bool:
 def _spread(items: Sequence[Observation]) -> float:
     means = [_mean(of) for of in groups(items, lambda item: item.partition).values()]
     return max(means) - min(means)
-
-
-def _closed(item: Observation) -> bool:
-    """Whether theory guarantees the same model on every partition: only sums over all clients enter."""
-    same_rows = item.cell.get("local") is None
-    return same_rows and (item.cell["algorithm"] == "afl" or _deepafl(item.cell))
 
 
 def _deepafl(cell: Mapping[str, Any]) -> bool:

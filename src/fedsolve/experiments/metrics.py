@@ -41,10 +41,6 @@ class Metric:
         value = cell["measures"].get(self.key) if self.read is None else self.read(cell, depth)
         return None if value is None else value * _FACTORS.get(self.unit, 1.0)
 
-    @property
-    def direction(self) -> str:
-        return {"up": "higher is better", "down": "lower is better"}.get(self.better or "", "")
-
     def number(self, value: float | None, error: float | None = None, printed: bool = False) -> str:
         """A value and its error with the digits that mean something, the same for both.
 

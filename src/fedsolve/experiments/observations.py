@@ -137,9 +137,7 @@ def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
     feedback: Mapping[str, Any] = cell.get("feedback") or {"layers": [], "rounds": []}
     total = sum(feedback["rounds"])
     shares: dict[str, float] = {}
-    for layer, rounds in zip(feedback["layers"], feedback["rounds"], strict=True):
-        if total == 0:
-            break
+    for layer, rounds in zip(feedback["layers"], feedback["rounds"], strict=True) if total else ():
         stage = stage_of(cell["parameters"]["network"], layer)
         shares[stage] = shares.get(stage, 0.0) + rounds / total
     return shares

@@ -6,7 +6,7 @@ import base64
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +14,9 @@ from fedsolve.arrays import Array
 from fedsolve.closedform.predictors import DeepModel, StagedModel
 from fedsolve.federation.card import totals
 from fedsolve.federation.followers import Follower, Followers
-from fedsolve.federation.method import Method, Record
+from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.scoring.client_scores import ClientScores
-
-if TYPE_CHECKING:
-    from fedsolve.experiments.config import Measure
-    from fedsolve.experiments.sources import ExperimentRows
 
 _COSTS = ("exchanges", "bytes_up", "bytes_down")
 _LAYERED = ("accuracy", "train_accuracy", "seconds", *_COSTS)
@@ -134,23 +130,6 @@ REPRESENTATION = ("intra", "inter", "ratio")
 
 TAIL = 0.1
 """Share of the rounds, the last ones, over which FLFA averages."""
-
-
-def watches(method: Method[Any], rows: ExperimentRows, measure: Measure) -> list[Follower]:
-    """Followers that score test rows after every round; only gradient methods have them."""
-    from fedsolve.gradient.gradient_method import GradientMethod
-
-    if not isinstance(method, GradientMethod):
-        return []
-    from fedsolve.gradient.networks import build_network
-
-    # Torch loads some of its parts at their first use, which is not training.
-    build_network("mlp:1", 1, 1)
-    if rows.x_test is None or rows.y_test is None:
-        return []
-    from fedsolve.gradient.watch import Watch
-
-    return [Watch(rows.x_test, rows.y_test, representation=measure.representation)]
 
 
 def enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:

@@ -29,17 +29,13 @@ from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.papers import check_tables
 from fedsolve.parameters import from_table, known_are, parse_toml, typed
 
-_SHIPPED = Path(__file__).parent
-SIZES = ("small",)
-"""Folders of experiments that are part of fedsolve itself."""
+_SMALL = Path(__file__).parent / "small"
 
 
 def shipped(name: str) -> tuple[Path, ...]:
-    """The files of experiments under this name: a folder of `SIZES`, or FOLDER/STEM; () for other names."""
+    """The files of the experiments that come with fedsolve: "small", or "small/STEM"; () for other names."""
     folder, _, stem = name.partition("/")
-    if folder not in SIZES:
-        return ()
-    return tuple(sorted((_SHIPPED / folder).glob(f"{stem or '*'}.toml")))
+    return tuple(sorted(_SMALL.glob(f"{stem or '*'}.toml"))) if folder == _SMALL.name else ()
 
 
 def read_experiment(path: str | Path, name: str | None = None) -> Experiment:
@@ -53,8 +49,6 @@ def read_experiment(path: str | Path, name: str | None = None) -> Experiment:
     return experiment if name is None else dataclasses.replace(experiment, name=name)
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
 Keys = dict[str, Any]
 Words = tuple[str, ...]
 AtLeast1 = Annotated[int, 1]
@@ -64,7 +58,7 @@ _TOP: Keys = {
     **dict.fromkeys(("name", "title", "notes", "device"), str),
     **dict.fromkeys(("paper", "parameters", "grid", "noise", "measure", "table"), dict),
     **dict.fromkeys(("dataset", "method", "partition"), Any),
-    "seeds": tuple[Any, ...],
+    "seeds": tuple[AtLeast0, ...],
     "engine": Literal[ENGINES],
 }
 _DATASET: Keys = {
@@ -100,7 +94,9 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
         raise DataError(
             f"'name' becomes a folder and may not hold slashes or start with a dot; got {name!r}."
         )
-    shared, grid = top.get("parameters", {}), top.get("grid", {})
+    seeds, shared, grid = top["seeds"], top.get("parameters", {}), top.get("grid", {})
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise DataError(f"'seeds' must be a list of different whole numbers; got {list(seeds)}.")
     datasets = tuple(_dataset(*each, shared) for each in _tables(top["dataset"], "dataset"))
     # The same dataset may be seen through several backbones; tables tell them apart by these.
     _unique([f"{dataset.name} ({dataset.backbone})" for dataset in datasets], "dataset")
@@ -126,7 +122,7 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
     return Experiment(
         name,
         top["title"],
-        _seeds(top["seeds"]),
+        seeds,
         datasets,
         partitions,
         methods,
@@ -150,13 +146,6 @@ def _paper(values: Any) -> PaperRef | None:
     tables = given.get("table") or given["tables"]
     check_tables(given["key"], tables)
     return PaperRef(given["key"], tables)
-
-
-def _seeds(values: Sequence[Any]) -> tuple[int, ...]:
-    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in values)
-    if not values or not whole or len(set(values)) < len(values):
-        raise DataError(f"'seeds' must be a list of different whole numbers, at least 0; got {values!r}.")
-    return tuple(values)
 
 
 def _dataset(values: Any, where: str, shared: Keys) -> DatasetSpec:

@@ -77,7 +77,11 @@ def _section(run: RunFolder, number: int, shown: set[str]) -> dict[str, Any]:
     if said:
         dataset, sentences = next(iter(said.items()))
         headline = f"{dataset}: {sentences[0]}" if dataset else sentences[0]
-    everything = _everything(run)
+    everything, missing = _everything(run), ""
+    if run.missing:
+        rest = "the others are shown here." if run.cells else "there is nothing to show."
+        cells = f"{counted(run.missing, 'cell')} of {run.missing + len(run.cells)}"
+        missing = f"{cells} have not been run yet; {rest}"
     tables = enumerate(tables_of(run), start=1)
     return {
         "id": f"experiment-{number}-{slug(run.name)}",
@@ -86,7 +90,7 @@ def _section(run: RunFolder, number: int, shown: set[str]) -> dict[str, Any]:
         "headline": headline,
         "eyebrow": list(_eyebrow(experiment, number)),
         "asked": [*([experiment.notes] if experiment.notes else []), _setting(experiment)],
-        "missing": _missing(run),
+        "missing": missing,
         "findings": said,
         "tables": [table_html(t, f"{number}.{place}", experiment.table.baseline) for place, t in tables],
         "figures": list(_figures(run, number, shown)),
@@ -121,13 +125,6 @@ def _setting(experiment: Experiment) -> str:
         f"under {listed([one.name for one in experiment.partitions], MOST_NAMED)}{clients}, "
         f"with {counted(len(experiment.seeds), 'seed')}."
     )
-
-
-def _missing(run: RunFolder) -> str:
-    if not run.missing:
-        return ""
-    rest = "the others are shown here." if run.cells else "there is nothing to show."
-    return f"{counted(run.missing, 'cell')} of {run.missing + len(run.cells)} have not been run yet; {rest}"
 
 
 def _figures(run: RunFolder, number: int, shown: set[str]) -> Iterator[dict[str, Any]]:
@@ -178,9 +175,6 @@ def _facts(run: RunFolder) -> Iterator[tuple[str, str]]:
 def _machine(machine: Mapping[str, Any]) -> str:
     gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
     return f"{machine['cpu']}, {counted(machine['cores'], 'core')}, {machine['system']}{gpu}"
-
-
-# -- tables ----------------------------------------------------------------------------------------
 
 
 def _everything(run: RunFolder) -> ResultTable | None:

@@ -162,9 +162,6 @@ def tables_of(run: RunFolder) -> list[ResultTable]:
     return [table for table in tables if table.rows]
 
 
-# -- layout ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Layout:
     rows: tuple[str, ...]
@@ -218,9 +215,6 @@ def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
         return [values.index(value) for values, value in zip(known, key, strict=True)]
 
     return {key: places[key] for key in sorted(places, key=order)}
-
-
-# -- filling ---------------------------------------------------------------------------------------
 
 
 def _table(

@@ -75,8 +75,7 @@ SETTINGS = (
 
 def sensitivity_plots(items: Sequence[Observation]) -> Iterator[Plot]:
     """What the grids of one partition show: a line, rows of points for words, or maps."""
-    counts = {name: len(of) for name, of in groups(items, lambda item: item.partition).items()}
-    drawn = [item for item in items if item.partition == max(counts, key=lambda name: counts[name])]
+    drawn = max(groups(items, lambda item: item.partition).values(), key=len)
     single: dict[str, list[Observation]] = {}
     fixed: list[Observation] = []
     for method, of in groups(drawn, lambda item: item.method).items():
@@ -126,7 +125,8 @@ def _maps(method: str, items: Sequence[Observation], parameters: Mapping[str, li
     """Accuracy over the two parameters with most values, one map for every value of the others."""
     ranked = sorted(parameters, key=lambda name: -len(parameters[name]))
     row, column = sorted(ranked[:2], key=list(parameters).index)
-    rows, columns = (_ordered(parameters[axis]) for axis in (row, column))
+    known = (parameters[axis] for axis in (row, column))
+    rows, columns = (sorted(values) if all(map(_is_number, values)) else values for values in known)
     deepest = max((item.named_depth for item in items if item.named_depth is not None), default=None)
     points = list(itertools.product(*(parameters[name] for name in ranked[2:])))
     for number, point in enumerate(points[:MOST_MAPS], start=1):
@@ -153,10 +153,6 @@ def _maps(method: str, items: Sequence[Observation], parameters: Mapping[str, li
             f"Test accuracy from {np.nanmin(values):.2f} to {np.nanmax(values):.2f} %, best at {best}.",
             [Panel((), axes[0], axes[1], kind="map", table=values)],
         )
-
-
-def _ordered(values: Sequence[Any]) -> list[Any]:
-    return sorted(values) if all(map(_is_number, values)) else list(values)
 
 
 def _is_number(value: Any) -> bool:

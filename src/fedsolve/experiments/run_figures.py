@@ -123,11 +123,9 @@ def owners_panel(name: str, counts: Array, classes: Sequence[str] = ()) -> Panel
     clients, labels = (len(some) for some in kept)
     step = 5 if clients > 10 else 1
     ticks = [(place - 1.0, str(place)) for place in distinct([1, *range(step, clients + 1, step)])]
-    shown_classes = [str(place) for place in range(labels)]
-    if classes and labels <= 12:
-        shown_classes = [short(label, 14) for label in classes]
-    every = 1 if labels <= 12 else labels // 10
-    names = tuple((float(place), shown_classes[place]) for place in range(0, labels, every))
+    few = labels <= 12
+    told = [short(label, 14) for label in classes] if classes and few else [*map(str, range(labels))]
+    names = tuple((float(place), told[place]) for place in range(0, labels, 1 if few else labels // 10))
     axes = Axis("client", named=tuple(ticks)), Axis("class", named=names)
     return Panel((), *axes, title, "dots", table=counts[np.ix_(*kept)].T)
 

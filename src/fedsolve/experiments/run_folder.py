@@ -64,8 +64,7 @@ def load_run(folder: str | Path) -> RunFolder:
     planned = experiment.cells()
     cells = []
     for cell in planned:
-        record = records.get(cell.id)
-        if record is not None:
+        if (record := records.get(cell.id)) is not None:
             labels = {"experiment": experiment.name, "title": experiment.title, **cell.labels()}
             labels["dataset"] = record["dataset"] | {"name": cell.dataset.name}
             labels["partition"] = record["partition"] | {"name": cell.partition.name}

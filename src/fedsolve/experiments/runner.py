@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsolve import container
 from fedsolve.container import locked
 from fedsolve.experiments.algorithms import lacking
@@ -132,7 +134,7 @@ def record_of(
             "rows": len(rows.y_train),
             "test_rows": None if rows.y_test is None else len(rows.y_test),
             "features": int(rows.x_train.shape[1]),
-            "classes": len(rows.classes),
+            "classes": len(np.unique(rows.y_train)),
             **({} if rows.pixels is None else {"pixels": rows.pixels}),
         },
         **cell.labels(),

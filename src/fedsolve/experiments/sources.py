@@ -34,10 +34,6 @@ class ExperimentRows:
         None  # the backbone that gave images to a method that treats them, if not the named one
     )
 
-    @property
-    def classes(self) -> Array:
-        return np.unique(self.y_train)
-
 
 Source = Callable[[DatasetSpec, int, Tick], ExperimentRows]
 """Gives the rows of a dataset for a seed; only random ones depend on the seed."""
