@@ -229,7 +229,9 @@ def test_numbers_in_a_heat_map_can_be_read():
 
 def test_partitions_show_at_most_what_can_be_told_apart():
     counts = np.ones((1000, 3), dtype=int)
-    axes = draw([owners_panel("many", counts)]).axes[0]
+    panel = owners_panel("many", counts)
+    assert [panel.x.named[0], panel.x.named[-1]] == [(0.0, "1"), (MOST_DOTS - 1.0, "1000")]
+    axes = draw([panel]).axes[0]
     assert axes.get_title(loc="left") == f"many ({MOST_DOTS} of 1,000 clients)"
     assert len(axes.collections[0].get_offsets()) == 3 * MOST_DOTS
 

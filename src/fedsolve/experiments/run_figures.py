@@ -120,12 +120,12 @@ def owners_panel(name: str, counts: Array, classes: Sequence[str] = ()) -> Panel
         if len(some) < many
     ]
     title = name + (f" ({', '.join(remarks)})" if remarks else "")
-    clients, labels = (len(some) for some in kept)
-    step = 5 if clients > 10 else 1
-    ticks = [(place - 1.0, str(place)) for place in distinct([1, *range(step, clients + 1, step)])]
-    few = labels <= 12
-    told = [short(label, 14) for label in classes] if classes and few else [*map(str, range(labels))]
-    names = tuple((float(place), told[place]) for place in range(0, labels, 1 if few else labels // 10))
+    clients, labels = kept
+    places, few = range(1, len(clients) + 1), len(labels) <= 12
+    ticked = distinct([1, *(place for place in places if len(clients) <= 10 or place % 5 == 0)])
+    ticks = [(place - 1.0, str(clients[place - 1] + 1)) for place in ticked]
+    told = [short(label, 14) for label in classes] if classes and few else [*map(str, labels)]
+    names = tuple((float(at), told[at]) for at in range(0, len(told), 1 if few else len(told) // 10))
     axes = Axis("client", named=tuple(ticks)), Axis("class", named=names)
     return Panel((), *axes, title, "dots", table=counts[np.ix_(*kept)].T)
 
