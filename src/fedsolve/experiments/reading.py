@@ -104,7 +104,8 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
     methods = tuple(_method(*each, grid) for each in _tables(top["method"], "method"))
     _unique([method.name for method in methods], "method")
     partitions = _partitions(_tables(top["partition"], "partition"))
-    for spec in (*partitions, *methods):
+    chosen: list[PartitionSpec | MethodSpec] = [*partitions, *methods]
+    for spec in chosen:
         for each in spec.datasets or ():
             if each not in names:
                 raise DataError(f"unknown dataset '{each}' in {spec.name}.{known_are(each, names)}")

@@ -65,8 +65,8 @@ def write_onnx(
     graph.onnx.checker.check_model(proto, full_check=True)
     content = proto.SerializeToString(deterministic=True)
     container.write_atomically(path, content, private=model.private)
-    names = (tuple(edge.name for edge in edges) for edges in (graph.inputs, graph.outputs))
-    return OnnxFile(Path(path), *names, len(content))
+    inputs, outputs = (tuple(edge.name for edge in edges) for edges in (graph.inputs, graph.outputs))
+    return OnnxFile(Path(path), inputs, outputs, len(content))
 
 
 def scores_of(graph: OnnxGraph, model: Model, rows: Value) -> Any:
