@@ -49,18 +49,13 @@ class ArrayImages:
     """Images of one size: an array of bytes (images, height, width) or (images, height, width, channels)."""
 
     def __init__(self, pixels: Array, source: str = "array") -> None:
-        if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
+        self.pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+        sizes = self.pixels.shape[1:]
+        if pixels.dtype != np.uint8 or len(sizes) != 3 or sizes[2] not in (1, 3) or 0 in sizes:
             raise DataError(
-                f"{source}: images must be bytes (uint8) of shape (images, height, width[, channels]); "
-                f"got shape {pixels.shape}, dtype {pixels.dtype}."
+                f"{source}: images must be bytes (uint8) of shape (images, height, width[, channels]), with "
+                f"1 or 3 channels and no empty side; got shape {pixels.shape}, dtype {pixels.dtype}."
             )
-        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-        if pixels.shape[3] not in (1, 3) or 0 in pixels.shape[1:]:
-            raise DataError(
-                f"{source}: images need at least one pixel and 1 or 3 channels, the channels last; "
-                f"got shape {pixels.shape}."
-            )
-        self.pixels = pixels
         self.source = source
 
     def __len__(self) -> int:

@@ -112,7 +112,8 @@ class RowReader:
         identifiers of the schema; None for none at all.
         """
         by_names = schema is not None and schema.extractor is None
-        wanted: dict[str, Any] = {"keep": keep, "labelled": labelled, "classes": classes, "extra": extra}
+        known: dict[str, Any] = {"labelled": labelled, "classes": classes}
+        wanted = known | {"keep": keep, "extra": extra}
         if not is_address(data):
             if data != "-" and not os.path.exists(data):
                 raise ModelFileError(f"cannot read {data}: No such file or folder.")
@@ -125,15 +126,7 @@ class RowReader:
                 )
             if keep:
                 raise DataError(f"{data}: its columns have no names that the model knows; leave out --keep.")
-            return read_table(
-                data,
-                layout=self.layout,
-                part=part,
-                labelled=labelled,
-                owned=owned,
-                classes=classes,
-                width=width,
-            )
+            return read_table(data, layout=self.layout, part=part, owned=owned, width=width, **known)
         if owned or self.layout.client is not None:
             data = self._owned(data)
         if whole and part is None:

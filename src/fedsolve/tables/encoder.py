@@ -317,17 +317,15 @@ def _direct(column: Column, cells: Any) -> Array | None:
                 cells = np.array([math.nan if cell is None else cell for cell in cells], dtype=np.float64)
         else:
             return None
-    kind = cells.dtype.kind
-    if column.kind == "number":
-        if kind == "M":
-            return np.full(len(cells), math.inf)
-        return cells.astype(np.float64, copy=False) if kind in "fiub" else None
-    if kind == "M":
-        micros = cells.astype("datetime64[us]")
-        return np.where(np.isnat(micros), math.nan, micros.astype(np.int64) / _DAY)
-    if kind in "fiub":
-        return np.where(np.isnan(cells), math.nan, math.inf) if kind == "f" else np.full(len(cells), math.inf)
-    return None
+    numbers = column.kind == "number"
+    if cells.dtype.kind in "fiub":
+        values = cells.astype(np.float64, copy=False)
+        return values if numbers else np.where(np.isnan(values), math.nan, math.inf)
+    if cells.dtype.kind != "M":
+        return None
+    micros = cells.astype("datetime64[us]")
+    days = np.where(np.isnat(micros), math.nan, micros.astype(np.int64) / _DAY)
+    return np.full(len(cells), math.inf) if numbers else days
 
 
 def coded_cells(cells: Any) -> tuple[Array, list[Any]]:

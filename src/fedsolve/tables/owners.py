@@ -49,8 +49,13 @@ def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, .
 def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...], Array]:
     if not all(isinstance(owner, str | bytes) and owner for owner in owners):
         raise DataError("owners that are names must all be text; one is empty or of another type.")
-    if any(isinstance(owner, bytes) for owner in owners):
-        owners = _decoded(owners)
+    some, text = (next((one for one in owners if isinstance(one, kind)), None) for kind in (bytes, str))
+    if some is not None and text is not None:
+        raise DataError(f"owners are text, such as {text!r}, and bytes, such as {some!r}. Decode the bytes.")
+    try:
+        owners = owners if some is None else [owner.decode() for owner in owners]
+    except UnicodeDecodeError as problem:
+        raise DataError(f"owner {problem.object!r} is not UTF-8. Give the names as text.") from problem
     found = sorted(set(owners))
     padded = next((name for name in found if name.endswith("\0")), None)
     if padded is not None:
@@ -59,15 +64,3 @@ def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...],
         raise DataError(f"owners name {len(found)} clients, and clients is {clients}. Leave clients out.")
     places = {name: place for place, name in enumerate(found)}
     return tuple(map(str, found)), np.fromiter(map(places.__getitem__, owners), np.intp, len(owners))
-
-
-def _decoded(owners: Sequence[Any]) -> list[str]:
-    """Names given as bytes, as text."""
-    text = next((owner for owner in owners if isinstance(owner, str)), None)
-    if text is not None:
-        some = next(owner for owner in owners if isinstance(owner, bytes))
-        raise DataError(f"owners are text, such as {text!r}, and bytes, such as {some!r}. Decode the bytes.")
-    try:
-        return [owner.decode() for owner in owners]
-    except UnicodeDecodeError as problem:
-        raise DataError(f"owner {problem.object!r} is not UTF-8. Give the names as text.") from problem

@@ -150,8 +150,7 @@ class Column:
     @cached_property
     def sentinels(self) -> list[float]:
         """The numbers that stand for a missing one."""
-        spelled = [text for text in self.absent if NUMBER.fullmatch(text)] if self.kind == "number" else []
-        return [float(text) for text in spelled]
+        return [float(text) for text in self.absent if self.kind == "number" and NUMBER.fullmatch(text)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,11 +215,10 @@ class Extractor:
         if self.recipe.get("name") != other.recipe.get("name"):
             return [f"the backbone is {self.name}, there {other.name}"]
         phrases = []
-        for what in ("recipe", "preprocessing"):
-            mine, theirs = getattr(self, what), getattr(other, what)
+        for what, part in (("backbone", "recipe"), ("preprocessing", "preprocessing")):
+            mine, theirs = getattr(self, part), getattr(other, part)
             phrases += [
-                f"the {'preprocessing' if what == 'preprocessing' else 'backbone'}'s {key} is "
-                f"{mine.get(key)!r}, there {theirs.get(key)!r}"
+                f"the {what}'s {key} is {mine.get(key)!r}, there {theirs.get(key)!r}"
                 for key in sorted({*mine, *theirs})
                 if mine.get(key) != theirs.get(key)
             ]
@@ -236,9 +234,7 @@ class Extractor:
     def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
         """The extractor as JSON values; `elsewhere` leaves out its address."""
         note = dataclasses.asdict(self)
-        if elsewhere:
-            del note["address"]
-        return note
+        return {name: value for name, value in note.items() if not (elsewhere and name == "address")}
 
 
 @dataclass(frozen=True)

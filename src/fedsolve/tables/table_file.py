@@ -291,7 +291,10 @@ class TableFile:
                 if rows is None:
                     table = arrow_csv.read_csv(stream, *options)
                 else:
-                    table = _first(arrow_csv.open_csv(stream, *options), rows)
+                    batches, found = arrow_csv.open_csv(stream, *options), []
+                    while sum(map(len, found)) < rows and (batch := next(batches, None)) is not None:
+                        found.append(batch)
+                    table = arrow.Table.from_batches(found, batches.schema).slice(0, rows)
         except (arrow.ArrowException, OSError, UnicodeDecodeError, LookupError) as problem:
             raise Unreadable(str(problem)) from problem
         table = table.rename_columns(list(wanted))
@@ -304,19 +307,6 @@ class TableFile:
             changed = arrow.DictionaryArray.from_arrays(cells.indices, arrow.array(plain, arrow.string()))
             table = table.set_column(table.column_names.index(name), name, changed)
         return table
-
-
-def _first(batches: Any, rows: int) -> Any:
-    """The first rows of a csv file that is read batch by batch."""
-    import pyarrow
-
-    found, count = [], 0
-    for batch in batches:
-        found.append(batch)
-        count += batch.num_rows
-        if count >= rows:
-            break
-    return pyarrow.Table.from_batches(found, batches.schema).slice(0, rows)
 
 
 def sound_parquet(path: str | Path) -> AbstractContextManager[None]:
@@ -527,6 +517,7 @@ def label_place(
 
 FEATURE_KEYS = ("x", "X", "features", "data")
 LABEL_KEYS = ("y", "Y", "labels", "label", "target")
+_KEY = "Name it with --{0}-key (?{0}_key= in an address)."
 
 
 def open_npz(path: str | Path) -> Any:
@@ -582,7 +573,7 @@ def read_npz(
     with open_npz(path) as arrays:
         keys: list[str] = arrays.files
         x_names, y_names = _names(keys, part, features_key)
-        x_key = _present(keys, x_names, "features", remedy or _option("--features-key"))
+        x_key = _present(keys, x_names, "features", remedy or _KEY.format("features"))
         features = _array(arrays, x_key, path)
         for name, combine in (("scale", np.multiply), ("offset", np.add)):
             if name in keys:
@@ -590,7 +581,7 @@ def read_npz(
         labels = owners = None
         if labelled:
             y_names = y_names if labels_key is None else [labels_key]
-            y_key = _present(keys, y_names, "labels", remedy or _option("--labels-key"))
+            y_key = _present(keys, y_names, "labels", remedy or _KEY.format("labels"))
             labels = _array(arrays, y_key, path)
         if owners_key is not None:
             owners = _array(arrays, _present(keys, [owners_key], "owners"), path)
@@ -610,10 +601,6 @@ def _names(
     if part != "test":
         pairs.append((FEATURE_KEYS, LABEL_KEYS))
     return next((pair for pair in pairs if set(pair[0]) & set(keys)), pairs[0])
-
-
-def _option(option: str) -> str:
-    return f"Name it with {option} (?{option.removeprefix('--').replace('-', '_')}= in an address)."
 
 
 def _present(keys: Sequence[str], names: Sequence[str], what: str, remedy: str = "") -> str:

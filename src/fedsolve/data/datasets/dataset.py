@@ -160,10 +160,10 @@ class Dataset:
 
     def limited(self, train: int | None = None, test: int | None = None, seed: int = 0) -> Dataset:
         """At most this many rows of each part, chosen at random with every class in proportion."""
-        parts: dict[str, Split] = {}
-        for title, limit in (("train", train), ("test", test)):
-            split = self.parts().get(title)
-            if split is None or limit is None or limit >= len(split):
+        parts = self.parts()
+        for title, split in self.parts().items():
+            limit = train if title == "train" else test
+            if limit is None or limit >= len(split):
                 continue
             classes = len(np.unique(split.labels))
             if limit < classes:
@@ -172,7 +172,7 @@ class Dataset:
                     f"ask for {classes} at least."
                 )
             parts[title] = split.take(in_proportion(split.labels, limit, seed))
-        return replace(self, train=parts.get("train", self.train), test=parts.get("test", self.test))
+        return replace(self, **parts)
 
 
 def digest_of(array: Array) -> str:

@@ -110,12 +110,12 @@ def _columns(rows: Any, address: Address) -> tuple[str, str]:
     labels += [name for name in _LABELS if name in features and name not in labels]
     chosen = []
     for option, candidates in (("image", images), ("label", labels)):
-        name = address.options.get(option) or (candidates[0] if candidates else None)
-        if name is None or name not in features:
+        name = address.options.get(option) or next(iter(candidates), "")
+        if name not in features:
+            called = f" called '{name}'" if name else ""
             raise DataError(
-                f"{address.text}: no column of {option}s"
-                + (f" called '{name}'" if name else "")
-                + f"; the columns are {', '.join(features)}. Name it with ?{option}=COLUMN."
+                f"{address.text}: no column of {option}s{called}; the columns are {', '.join(features)}. "
+                f"Name it with ?{option}=COLUMN."
             )
         chosen.append(name)
     return chosen[0], chosen[1]
