@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.machine import progress, save
-from fedsolve.gradient.graphs import Pool, capture, on_thread_of_size
+from fedsolve.gradient.graphs import Pool, on_thread_of_size
 from fedsolve.gradient.learners import laid_out
 from fedsolve.gradient.networks import normalisation
 from fedsolve.gradient.networks.mobilenet import MobileNetV2
@@ -49,7 +49,7 @@ class Training:
             for _ in range(WARM):
                 on_thread_of_size(rows, step)
             self._pool = Pool()
-            self.replay, (self.loss,) = on_thread_of_size(rows, lambda: capture(step, self._pool))
+            self.replay, (self.loss,) = on_thread_of_size(rows, lambda: self._pool.record(step))
 
 
 def milliseconds(trainings: list[Training], steps: int) -> float:

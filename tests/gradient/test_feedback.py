@@ -6,6 +6,7 @@ import copy
 import io
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_standing_still_keeps_the_received_weights_to_the_last_bit():
     with Feedback(network, LAYERS) as feedback:
         feedback.rescale()
         for name in LAYERS:
-            assert torch.equal(feedback.matrix_of(name), network.get_submodule(name).weight)
+            assert torch.equal(feedback.chosen[name].matrix, network.get_submodule(name).weight)
 
 
 @pytest.mark.parametrize("scaling", ["layer", "row"])
@@ -190,7 +191,7 @@ def test_rescaled_weights_are_their_own_feedback(factor, scaling):
         aligned = gradients(network)
         powers = factor in (0.25, 2.0)  # of two, which do not round
         for name in LAYERS:
-            matrix, weight = feedback.matrix_of(name), network.get_submodule(name).weight
+            matrix, weight = feedback.chosen[name].matrix, network.get_submodule(name).weight
             torch.testing.assert_close(matrix, weight, rtol=0 if powers else 1e-14, atol=0)
     expected = gradients(network)
     for name, gradient in expected.items():
@@ -378,9 +379,9 @@ def test_layers_that_start_at_zero_stay_finite(scaling):
     with Feedback(network, ["mix", "head"], scaling=scaling) as feedback:
         moved(network)
         feedback.rescale()
-        assert torch.equal(feedback.matrix_of("mix"), torch.zeros_like(network.mix.weight))
-        assert torch.isfinite(feedback.matrix_of("head")).all()
-        assert not feedback.matrix_of("head")[0].any()
+        assert torch.equal(feedback.chosen["mix"].matrix, torch.zeros_like(network.mix.weight))
+        assert torch.isfinite(feedback.chosen["head"].matrix).all()
+        assert not feedback.chosen["head"].matrix[0].any()
         assert all(torch.isfinite(gradient).all() for gradient in gradients(network).values())
 
 
@@ -395,7 +396,7 @@ def test_feedback_follows_the_norm_asked_for(scaling):
         for seed in range(3):
             moved(network, seed)
             feedback.rescale()
-        matrix, weight = feedback.matrix_of("mix"), network.mix.weight
+        matrix, weight = feedback.chosen["mix"].matrix, network.mix.weight
     if scaling == "none":
         assert torch.equal(matrix, start)
     elif scaling == "layer":
@@ -429,17 +430,17 @@ def test_random_feedback_is_fixed_by_the_seed_and_has_the_norm_of_the_weights():
     matrices = []
     for seed in (3, 3, 4):
         with Feedback(network, ["mix", "head"], matrix="random", seed=seed) as feedback:
-            torch.testing.assert_close(feedback.matrix_of("mix").norm(), network.mix.weight.norm())
-            matrices.append(feedback.matrix_of("mix").clone())
+            torch.testing.assert_close(feedback.chosen["mix"].matrix.norm(), network.mix.weight.norm())
+            matrices.append(feedback.chosen["mix"].matrix.clone())
     assert torch.equal(matrices[0], matrices[1])
     assert abs(float(F.cosine_similarity(matrices[0].flatten(), matrices[2].flatten(), dim=0))) < 0.3
     moved(network)
     with Feedback(network, ["mix"], matrix="random", seed=3) as feedback:
-        direction = feedback.matrix_of("mix") / feedback.matrix_of("mix").norm()
+        direction = feedback.chosen["mix"].matrix / feedback.chosen["mix"].matrix.norm()
         torch.testing.assert_close(direction, matrices[0] / matrices[0].norm(), rtol=1e-13, atol=0)
         moved(network, 9)
         feedback.rescale()
-        torch.testing.assert_close(feedback.matrix_of("mix").norm(), network.mix.weight.norm())
+        torch.testing.assert_close(feedback.chosen["mix"].matrix.norm(), network.mix.weight.norm())
 
 
 def test_random_feedback_reaches_only_earlier_layers():
@@ -569,17 +570,16 @@ def test_forward_comes_back_after_an_error_and_keeps_one_set_before():
 
 
 def test_a_failing_entry_leaves_the_network_as_it_was(monkeypatch):
-    from fedsolve.gradient import feedback_ops
+    from fedsolve.gradient import feedback
 
     network = Small()
-    real = feedback_ops.aligned
 
-    def failing(module: Any) -> Any:
+    def failing(function: Any, module: Any) -> Any:
         if module is network.head:
             raise MemoryError
-        return real(module)
+        return types.MethodType(function, module)
 
-    monkeypatch.setattr(feedback_ops, "aligned", failing)
+    monkeypatch.setattr(feedback, "MethodType", failing)
     with pytest.raises(MemoryError), Feedback(network, LAYERS):
         pass
     assert all("forward" not in vars(module) for module in network.modules())
@@ -595,7 +595,7 @@ def test_one_feedback_is_not_entered_twice_but_serves_one_client_after_another()
     with feedback:
         moved(network)
         feedback.receive()
-        assert torch.equal(feedback.matrix_of("mix"), network.mix.weight)
+        assert torch.equal(feedback.chosen["mix"].matrix, network.mix.weight)
         ours = gradients(network)
     assert same_bits(ours, gradients(network))
 
@@ -606,17 +606,17 @@ def test_one_feedback_is_not_entered_twice_but_serves_one_client_after_another()
 def test_the_matrix_keeps_its_address_and_an_old_graph_is_refused():
     network = Small()
     with Feedback(network, ["mix"]) as feedback:
-        address = feedback.matrix_of("mix").data_ptr()
+        address = feedback.chosen["mix"].matrix.data_ptr()
         loss = F.cross_entropy(network(INPUTS), TARGETS)
         with torch.no_grad():
             network.mix.weight.mul_(3.0)  # itself not needed by backward
         feedback.rescale()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-        assert feedback.matrix_of("mix").data_ptr() == address
+        assert feedback.chosen["mix"].matrix.data_ptr() == address
         feedback.receive()
-        assert feedback.matrix_of("mix").data_ptr() == address
-        assert torch.equal(feedback.matrix_of("mix"), network.mix.weight)
+        assert feedback.chosen["mix"].matrix.data_ptr() == address
+        assert torch.equal(feedback.chosen["mix"].matrix, network.mix.weight)
 
 
 def test_agreement_at_the_end_of_a_round():

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def recorded(monkeypatch):
     """Steps are recorded and replayed by a stub; how many were."""
     count = {"recorded": 0, "replayed": 0}
 
-    def capture(work, pool):
+    def capture(work):
         results = work()
         count["recorded"] += 1
 
@@ -55,11 +56,11 @@ def recorded(monkeypatch):
         with torch.enable_grad():
             return [result.detach().clone() for result in work()]
 
-    def restored(work, pool):
+    def restored(pool, work):
         """As on a GPU: nothing happens to any tensor while it is recorded."""
         network = _weights_of(work)
         before = [tensor.detach().clone() for tensor in network]
-        found = capture(work, pool)
+        found = capture(work)
         with torch.no_grad():
             for tensor, old in zip(network, before, strict=True):
                 tensor.copy_(old)
@@ -67,7 +68,7 @@ def recorded(monkeypatch):
 
     for module in (graphs, group, slots):
         monkeypatch.setattr(module, "replays", lambda device: True)
-    monkeypatch.setattr(graphs, "capture", restored)
+    monkeypatch.setattr(graphs.Pool, "record", restored)
     monkeypatch.setattr(slots, "_POOL", OrderedDict())
     return count
 
@@ -75,11 +76,11 @@ def recorded(monkeypatch):
 def _weights_of(work):
     """Everything that a step writes: weights, statistics, moments and the matrices of feedback alignment."""
     cells = inspect.getclosurevars(work).nonlocals
-    inner = inspect.getclosurevars(cells["self"]._advance).nonlocals
-    learners = cells["recorded"].group.learners
+    inner = inspect.getclosurevars(cells["advance"]).nonlocals
+    learners = cells["step"].group.learners
     written = [*learners.network.parameters(), *learners.network.buffers(), *inner["optimiser"]._first]
     if inner["feedback"] is not None:
-        written += [layer.matrix for layer in inner["feedback"]._chosen]
+        written += [layer.matrix for layer in inner["feedback"].chosen.values()]
     return written
 
 
@@ -183,9 +184,12 @@ def test_another_run_begins_with_nothing_recorded(recorded) -> None:
 
 def test_a_slot_keeps_the_graphs_used_last(monkeypatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 2)
-    latest = graphs.RecentRecordings()
-    for size in (1, 2):
-        latest[size, ()] = size
-    assert latest[1, ()] == 1
-    latest[3, ()] = 3
-    assert list(latest) == [(1, ()), (3, ())]
+    kept = graphs.Recordings(graphs.Pool())
+    monkeypatch.setattr(kept, "_recorded", lambda step, advance: SimpleNamespace(run=lambda step: None))
+    for size in (1, 2, 1, 3):
+        run = kept.stepper(lambda step: None, [size] * 9, ())
+        for _ in range(3):
+            step = SimpleNamespace(targets=np.zeros((1, size)))
+            step.copied = lambda: None
+            run(step)
+    assert list(kept.graphs) == [(1, ()), (3, ())]

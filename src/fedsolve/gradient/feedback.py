@@ -136,7 +136,7 @@ class Feedback:
         self.network = network
         self.layers = (layers,) if isinstance(layers, str) else tuple(dict.fromkeys(layers))
         modules = dict(network.named_modules())
-        self._chosen = [_Layer(name, _find(network, modules, name)) for name in self.layers]
+        self.chosen = {name: _Layer(_find(network, modules, name)) for name in self.layers}
         self._matrix, self._scaling, self._route = matrix, scaling, route
         self._seed, self._held = seed, held
         self._received = received or {}
@@ -167,37 +167,31 @@ class Feedback:
         if self._route == "direct":
             return
         with torch.no_grad():
-            for layer in self._chosen:
+            for name, layer in self.chosen.items():
                 weight = layer.module.weight.clone()
                 # Copied into the layout of the layer's own weight, so that the same kernels take it.
-                weight.copy_(self._received.get(weight_of(layer.name), weight))
+                weight.copy_(self._received.get(weight_of(name), weight))
                 start = self._norm(weight)
-                if self._matrix == "global":
-                    matrix = source = weight
-                    norm = start.clone()
-                else:
-                    uniform = _uniform(self._seed, layer.name, tuple(weight.shape))
-                    source = torch.tensor(uniform, dtype=weight.dtype, device=weight.device)
+                matrix, source, norm = weight, weight, start
+                if self._matrix == "random":
+                    source = weight.new_tensor(_uniform(self._seed, name, tuple(weight.shape)))
                     norm = self._norm(source)
                     matrix = source * (start / norm)
                 # W = 0 stays B = 0: divided by infinity instead of zero, without looking at the value.
-                norm.masked_fill_(norm == 0, torch.inf)
-                if layer.matrix is None:
-                    # A clone: source may be the same tensor.
-                    layer.matrix, layer.source, layer.norm, layer.start = matrix.clone(), source, norm, start
-                else:
-                    for kept, new in zip(layer.tensors(), (matrix, source, norm, start), strict=True):
-                        kept.copy_(new)
+                norm = norm.masked_fill(norm == 0, torch.inf)
+                for part, new in (("matrix", matrix), ("source", source), ("norm", norm), ("start", start)):
+                    kept = getattr(layer, part)
+                    setattr(layer, part, new.clone() if kept is None else kept.copy_(new))
 
     def rescale(self) -> None:
         """B = W^r ||w|| / ||W^r|| for the present local weights; three small kernels a layer, no waiting.
 
         The ratio comes first, so that B is W^r to the last bit while the norm has not changed.
         """
-        if self._scaling == "none" or self._route == "direct" or not self._chosen:
+        if self._scaling == "none" or self._route == "direct":
             return
         with torch.no_grad():
-            for layer in self._chosen:
+            for layer in self.chosen.values():
                 if layer.norm is None:
                     raise DataError("rescale() before the feedback was entered; use `with Feedback(...)`.")
                 ratio = self._norm(layer.module.weight).div_(layer.norm)
@@ -207,25 +201,17 @@ class Feedback:
         """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
         alignments = {}
         with torch.no_grad():
-            for layer in self._chosen:
+            for name, layer in self.chosen.items():
                 if layer.matrix is None:
                     continue
                 weight, matrix = layer.module.weight.double(), layer.matrix.double()
                 start = float(torch.linalg.vector_norm(layer.start))
                 size, length = float(weight.norm()), float(matrix.norm()) * float(weight.norm())
-                alignments[layer.name] = Alignment(
+                alignments[name] = Alignment(
                     size / start if start else float("nan"),
                     float(torch.sum(weight * matrix)) / length if length else float("nan"),
                 )
         return alignments
-
-    def matrix_of(self, name: str) -> Tensor:
-        """The present B of a layer, not to be changed."""
-        for layer in self._chosen:
-            if layer.name == name and layer.matrix is not None:
-                matrix: Tensor = layer.matrix
-                return matrix
-        raise DataError(f"no feedback matrix of layer {name!r} here; there are {list(self.layers)}.")
 
     def _norm(self, weight: Tensor) -> Tensor:
         norm: Tensor
@@ -236,43 +222,55 @@ class Feedback:
         return norm
 
     def _install(self) -> None:
-        from fedsolve.gradient import feedback_ops
-
-        if self._route == "direct" and self._chosen:
+        if self._route == "direct" and self.chosen:
             self._listen()
-        for layer in self._chosen:
-            module = layer.module
-            if self._route == "layer":
-                made = _aligned_forward(layer, feedback_ops.aligned(module))
-            else:
-                made = self._direct_forward(layer)
-            self._undo.append(partial(_put_back, module, module.__dict__.get("forward")))
+        for name, layer in self.chosen.items():
+            own = layer.module.__dict__
+            before = {"forward": own["forward"]} if "forward" in own else None
+            self._undo.append(partial(own.update, before) if before else partial(own.pop, "forward", None))
+            made = self._direct_forward(name) if self._route == "direct" else self._aligned_forward(layer)
             # A bound method, so that a copy of the network made within the block runs its own weights.
-            module.__dict__["forward"] = MethodType(made, module)
+            own["forward"] = MethodType(made, layer.module)
 
     def _restore(self) -> None:
         while self._undo:
             self._undo.pop()()
         self._errors = None
 
-    def _direct_forward(self, layer: _Layer) -> Callable[[nn.Module, Tensor], Tensor]:
-        from fedsolve.gradient.feedback_ops import DirectFeedback
+    def _aligned_forward(self, layer: _Layer) -> Callable[[Any, Tensor], Tensor]:
+        from fedsolve.gradient.feedback_ops import aligned
 
+        return lambda module, inputs: aligned(module, inputs, layer.matrix)
+
+    def _direct_forward(self, name: str) -> Callable[[nn.Module, Tensor], Tensor]:
         made: dict[tuple[int, int], Tensor] = {}
 
-        def matrix(outputs: int, width: int, like: Tensor) -> Tensor:
-            if (outputs, width) not in made:
-                uniform = _uniform(self._seed, layer.name, (outputs, width))
-                made[outputs, width] = like.new_tensor(uniform * outputs**-0.5)
-            return made[outputs, width]
+        def projected(errors: list[Tensor], arrived: Tensor) -> Tensor:
+            """The gradient by the layer's input: a fixed random projection of the network's output error."""
+            if not errors:
+                # The loss does not depend on the output: its error is zero.
+                return torch.zeros_like(arrived)
+            error = errors[-1]
+            if len(error) != len(arrived):
+                raise DataError(
+                    f"direct feedback needs one output row per input row of the layer; the network gave "
+                    f"{len(error)} for {len(arrived)}. Choose another layer, or route='layer'."
+                )
+            error = error.flatten(1)
+            size = error.shape[1], arrived[0].numel()
+            if size not in made:
+                made[size] = arrived.new_tensor(_uniform(self._seed, name, size) * size[0] ** -0.5)
+            return error.to(arrived.dtype).mm(made[size]).view(arrived.shape)
 
         def forward(module: nn.Module, inputs: Tensor) -> Tensor:
             if self._errors is None:
                 raise DataError(
-                    f"route='direct' sends the output's error to {layer.name!r}, so the whole network must "
-                    "be called, not one of its parts."
+                    f"route='direct' sends the output's error to {name!r}, so the whole network must be "
+                    "called, not one of its parts."
                 )
-            turned = DirectFeedback.apply(inputs, self._errors, matrix)  # type: ignore[no-untyped-call]
+            turned = inputs.view_as(inputs)
+            if turned.requires_grad:
+                turned.register_hook(partial(projected, self._errors))
             result: Tensor = type(module).forward(module, turned)
             return result
 
@@ -302,31 +300,11 @@ class Feedback:
 class _Layer:
     """One chosen layer: B = source * ||w|| / norm."""
 
-    name: str
     module: nn.Linear | nn.Conv2d
     matrix: Any = None  # tensors, from the first `receive` on
     source: Any = None
     norm: Any = None
     start: Any = None  # ||W^r||
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.matrix, self.source, self.norm, self.start
-
-
-def _aligned_forward(
-    layer: _Layer, operation: Callable[..., Tensor]
-) -> Callable[[nn.Module, Tensor], Tensor]:
-    def forward(module: nn.Module, inputs: Tensor) -> Tensor:
-        return operation(inputs, module.weight, module.bias, layer.matrix)
-
-    return forward
-
-
-def _put_back(module: nn.Module, before: Any) -> None:
-    if before is None:
-        module.__dict__.pop("forward", None)
-    else:
-        module.__dict__["forward"] = before
 
 
 def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
@@ -345,27 +323,32 @@ def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
 
 def check_parameters(method: GradientMethod) -> None:
     """Refuse parameters of feedback alignment that would change nothing."""
-    if method.feedback is None:
-        unused = tuple(name for name in type(method).__dataclass_fields__ if name.startswith("feedback_"))
-        why = "without feedback, which says in which layers"
-    elif method.feedback_route == "direct":
-        unused = "feedback_matrix", "feedback_scaling", "feedback_sync"
-        why = "with feedback_route 'direct', which follows no weight"
-    else:
-        unused = ("feedback_sync",) if method.feedback_matrix == "random" else ()
-        why = "with feedback_matrix 'random', which is the same in all rounds"
-    if method.feedback is not None and method.feedback not in CHOICES:
-        _refuse_unused(method, _OF_CHOICE, "with layers that are named, not chosen")
-    _refuse_unused(method, unused, why)
-
-
-_OF_CHOICE = "feedback_layers", "feedback_first", "feedback_sketch"
-
-
-def _refuse_unused(method: GradientMethod, names: Iterable[str], why: str) -> None:
-    for name in names:
-        if (value := getattr(method, name)) != type(method).__dataclass_fields__[name].default:
-            raise DataError(f"{name}={value!r} would change nothing {why}. Leave it out.")
+    fields = type(method).__dataclass_fields__
+    for applies, unused, why in (
+        (
+            method.feedback is None,
+            [name for name in fields if name.startswith("feedback_")],
+            "without feedback, which says in which layers",
+        ),
+        (
+            method.feedback not in CHOICES,
+            ["feedback_layers", "feedback_first", "feedback_sketch"],
+            "with layers that are named, not chosen",
+        ),
+        (
+            method.feedback_route == "direct",
+            ["feedback_matrix", "feedback_scaling", "feedback_sync"],
+            "with feedback_route 'direct', which follows no weight",
+        ),
+        (
+            method.feedback_matrix == "random",
+            ["feedback_sync"],
+            "with feedback_matrix 'random', which is the same in all rounds",
+        ),
+    ):
+        for name in unused if applies else ():
+            if (value := getattr(method, name)) != fields[name].default:
+                raise DataError(f"{name}={value!r} would change nothing {why}. Leave it out.")
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,6 @@ than backpropagation needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from fedsolve.errors import DataError
 from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution, unplanned
-from fedsolve.gradient.networks.normalisation import triton_layers
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
-
-Aligned = Callable[[Tensor, Tensor, "Tensor | None", Tensor], Tensor]
 
 
 class LinearFeedback(Function):
@@ -54,18 +49,11 @@ class ConvolutionFeedback(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        matrix: Tensor,
-        stride: tuple[int, ...],
-        padding: tuple[int, ...],
-        dilation: tuple[int, ...],
-        groups: int,
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor, geometry: Any
     ) -> Tensor:
         ctx.save_for_backward(inputs, matrix)
-        ctx.geometry = stride, padding, dilation, False, (0, 0), groups
+        ctx.geometry = geometry
+        stride, padding, dilation, _, _, groups = geometry
         return torch.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
@@ -75,35 +63,7 @@ class ConvolutionFeedback(Function):
         needs = ctx.needs_input_grad[:3]
         sizes = (matrix.shape[0],) if needs[2] else None
         made = _convolution_backward(error, inputs, matrix, sizes, *ctx.geometry, needs)
-        return (*made, None, None, None, None, None)
-
-
-class DirectFeedback(Function):
-    """The identity, whose gradient is a fixed random projection of the network's output error (DFA).
-
-    errors: of one pass through the network, the gradient of the loss by its output once backward has it.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, errors: list[Tensor], matrix: Callable[..., Tensor]) -> Tensor:
-        ctx.errors, ctx.matrix = errors, matrix
-        return inputs.view_as(inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (arrived,) = gradients
-        if not ctx.errors:
-            # The loss does not depend on the output: its error is zero.
-            return torch.zeros_like(arrived), None, None
-        error = ctx.errors[-1]
-        if len(error) != len(arrived):
-            raise DataError(
-                f"direct feedback needs one output row per input row of the layer; the network gave "
-                f"{len(error)} for {len(arrived)}. Choose another layer, or route='layer'."
-            )
-        error = error.flatten(1)
-        matrix = ctx.matrix(error.shape[1], arrived[0].numel(), arrived)
-        return error.to(arrived.dtype).mm(matrix).view(arrived.shape), None, None
+        return (*made, None, None)
 
 
 def _saved(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,32 +74,25 @@ def _saved(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, matrix
 
 
-def aligned(module: nn.Module) -> Aligned:
-    """The module's operation as function(inputs, weight, bias, matrix), with B = matrix in backward."""
+def aligned(module: nn.Linear | nn.Conv2d, inputs: Tensor, matrix: Tensor) -> Tensor:
+    """What the module gives for these inputs, with B = matrix in backward."""
+    result: Tensor
     if isinstance(module, nn.Linear):
-        linear: Aligned = LinearFeedback.apply
-        return linear
-    assert isinstance(module, nn.Conv2d)
-    stride, dilation, groups = module.stride, module.dilation, module.groups
-    padding, margins, mode = _padding(module)
-
-    def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor) -> Tensor:
-        if inputs.dim() == 3:
-            return convolve(inputs.unsqueeze(0), weight, bias, matrix).squeeze(0)
-        if margins is not None:
-            inputs = F.pad(inputs, margins, mode=mode)
-        if isinstance(module, DepthwiseConvolution):
-            layers = triton_layers(inputs)
-            if layers is not None:
-                fused: Tensor = layers.Depthwise.apply(inputs, weight, matrix, stride[0])
-                return fused
-            inputs = unplanned(inputs)
-        result: Tensor = ConvolutionFeedback.apply(  # type: ignore[no-untyped-call]
-            inputs, weight, bias, matrix, stride, padding, dilation, groups
-        )
+        result = LinearFeedback.apply(inputs, module.weight, module.bias, matrix)  # type: ignore[no-untyped-call]
         return result
-
-    return convolve
+    if inputs.dim() == 3:
+        return aligned(module, inputs.unsqueeze(0), matrix).squeeze(0)
+    padding, margins, mode = _padding(module)
+    if margins is not None:
+        inputs = F.pad(inputs, margins, mode=mode)
+    if isinstance(module, DepthwiseConvolution):
+        fused = module.fused(inputs, matrix)
+        if fused is not None:
+            return fused
+        inputs = unplanned(inputs)
+    geometry = module.stride, padding, module.dilation, False, (0, 0), module.groups
+    result = ConvolutionFeedback.apply(inputs, module.weight, module.bias, matrix, geometry)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _padding(module: nn.Conv2d) -> tuple[tuple[int, ...], list[int] | None, str]:

@@ -41,7 +41,8 @@ _THREADS = [ThreadPoolExecutor(1, thread_name_prefix=f"steps-{number}") for numb
 """Threads that run and record steps, and which of them each size of a batch has."""
 
 Made = TypeVar("Made")
-
+Work = Callable[[], tuple["Tensor", ...]]
+Advance = Callable[["Step"], None]
 Key = tuple[int, tuple[str, ...]]
 """The rows of a batch, and the layers of feedback alignment."""
 
@@ -68,58 +69,6 @@ class Recording:
         step.output = NetworkOutput(*self.results[1:]) if len(self.results) == 3 else None
 
 
-class Recorder:
-    """Takes the steps of one client, runs the first as it is, and replays those worth recording.
-
-    advance: everything a step does to the weights, given what it reads. sizes: rows of all batches
-    to come. layers: of feedback alignment. recordings: what was recorded before, and how many steps were not;
-    what is recorded is added.
-    """
-
-    def __init__(
-        self,
-        advance: Callable[[Step], None],
-        sizes: Sequence[int],
-        layers: tuple[str, ...],
-        recordings: Recordings,
-        pool: Pool,
-    ) -> None:
-        self._advance = advance
-        self._left = {size: sizes.count(size) for size in set(sizes)}
-        self._layers = layers
-        self._graphs, self._done = recordings.graphs, recordings.done
-        self._pool = pool
-
-    def run(self, step: Step) -> None:
-        """Run or replay this step; its losses and output are filled in."""
-        size = step.targets.shape[1]
-        self._left[size] -= 1
-        key = size, self._layers
-        if key not in self._graphs:
-            # The first step of a size, with whatever layers, makes the optimiser's buffers, and cuDNN's
-            # handles and plans, which a graph must find in place.
-            is_first = not any(rows == size for rows, _ in self._done)
-            if is_first or max(self._done[key], self._left[size] + 1) < WORTH:
-                self._done[key] += 1
-                on_thread_of_size(size, lambda: self._advance(step))
-                return
-            self._graphs[key] = on_thread_of_size(size, lambda: self._record(step))
-        self._graphs[key].run(step)
-
-    def _record(self, step: Step) -> Recording:
-        recorded = step.copied()
-
-        def work() -> tuple[Tensor, ...]:
-            self._advance(recorded)
-            recorded.gradients = []
-            assert recorded.losses is not None
-            output = recorded.output
-            return (recorded.losses, *(() if output is None else (output.features, output.logits)))
-
-        replay, results = capture(work, self._pool)
-        return Recording(replay, recorded.reads, tuple(r.detach() for r in results))
-
-
 def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
     """Do work that starts kernels one by one, for a batch of this size, on the current stream.
 
@@ -130,11 +79,8 @@ def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     def there() -> Made:
-        with torch.autograd.set_multithreading_enabled(False):
-            if stream is None:
-                return work()
-            with torch.cuda.stream(stream):
-                return work()
+        with torch.autograd.set_multithreading_enabled(False), torch.cuda.stream(stream):
+            return work()
 
     with _ONE_MORE:
         number = _HANDS.setdefault(size, len(_HANDS)) % len(_THREADS)
@@ -146,49 +92,44 @@ class Pool:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._keeper: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self._keeper: Any = None
 
-    def handle(self) -> Any:
-        """What torch knows this memory by."""
+    def record(self, work: Work) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+        """Record work on the current stream: a function that replays it, and the tensors it fills."""
         if self._keeper is None:
             self._handle = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with _ONE_AT_A_TIME:
-                graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
-                placeholder = torch.zeros(1, device="cuda")
+            self._keeper = self._captured(lambda: (torch.zeros(1, device="cuda"),))
+        return self._captured(work)
+
+    def _captured(self, work: Work) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+        # Not `torch.cuda.graph`, which waits for everybody's work and hands all spare memory back each time.
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        with _ONE_AT_A_TIME:
+            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+            try:
+                results = work()
+            finally:
                 graph.capture_end()
-            self._keeper = graph, placeholder
-        return self._handle
-
-
-def capture(
-    work: Callable[[], tuple[Tensor, ...]], pool: Pool
-) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """Record work on the current stream: a function that replays it, and the tensors it fills.
-
-    Not by `torch.cuda.graph`, which waits for everybody's work and hands all spare memory back each time.
-    """
-    handle = pool.handle()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.current_stream().synchronize()
-    with _ONE_AT_A_TIME:
-        graph.capture_begin(pool=handle, capture_error_mode="thread_local")
-        try:
-            results = work()
-        finally:
-            graph.capture_end()
-    return graph.replay, results
+        return graph.replay, results
 
 
 class Recordings:
-    """Graphs kept from client to client, with the tensors they read and their optimiser."""
+    """Graphs kept from client to client, with the tensors they read and their optimiser.
 
-    def __init__(self) -> None:
+    pool: memory of the graphs. done: steps of each kind that were not recorded.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self._method: Any = None
         self._tensors: dict[Any, Tensor] = {}
+        self._begin()
+
+    def _begin(self) -> None:
         self._feedback: dict[tuple[str, ...], Feedback] = {}
         self.optimiser: Optimiser | None = None
-        self.graphs: RecentRecordings = RecentRecordings()
+        self.graphs: OrderedDict[Key, Recording] = OrderedDict()
         self.done: Counter[Key] = Counter()
 
     def receive(self, method: Any, tensors: Mapping[Any, Tensor]) -> Mapping[Any, Tensor]:
@@ -201,27 +142,49 @@ class Recordings:
             torch._foreach_copy_(list(self._tensors.values()), [tensors[name] for name in self._tensors])
         else:
             self._method, self._tensors = method, dict(tensors)
-            self._feedback, self.optimiser, self.graphs, self.done = {}, None, RecentRecordings(), Counter()
+            self._begin()
         return self._tensors
 
     def feedback(self, layers: tuple[str, ...], make: Callable[[], Feedback | None]) -> Feedback | None:
         """Feedback alignment in these layers, whose matrices stay where they are."""
-        if layers not in self._feedback:
-            made = make()
-            if made is None:
-                return None
+        if layers not in self._feedback and (made := make()) is not None:
             self._feedback[layers] = made
-        return self._feedback[layers]
+        return self._feedback.get(layers)
 
+    def stepper(self, advance: Advance, sizes: Sequence[int], layers: tuple[str, ...]) -> Advance:
+        """A function that runs the first steps of one client as they are and replays those worth recording.
 
-class RecentRecordings(OrderedDict[Key, Recording]):
-    """The graphs used last, as many as are kept."""
+        advance: everything a step does to the weights, given what it reads. sizes: rows of all batches to
+        come. layers: of feedback alignment.
+        """
+        left = Counter(sizes)
 
-    def __setitem__(self, key: Key, recording: Recording) -> None:
-        super().__setitem__(key, recording)
-        while len(self) > MOST:
-            self.popitem(last=False)
+        def run(step: Step) -> None:
+            size = step.targets.shape[1]
+            left[size] -= 1
+            key = size, layers
+            if key not in self.graphs:
+                # The first step of a size, with whatever layers, makes the optimiser's buffers, and cuDNN's
+                # handles and plans, which a graph must find in place.
+                is_first = not any(rows == size for rows, _ in self.done)
+                if is_first or max(self.done[key], left[size] + 1) < WORTH:
+                    self.done[key] += 1
+                    on_thread_of_size(size, lambda: advance(step))
+                    return
+                self.graphs[key] = on_thread_of_size(size, lambda: self._recorded(step.copied(), advance))
+                if len(self.graphs) > MOST:
+                    self.graphs.popitem(last=False)
+            self.graphs.move_to_end(key)
+            self.graphs[key].run(step)
 
-    def __getitem__(self, key: Key) -> Recording:
-        self.move_to_end(key)
-        return super().__getitem__(key)
+        return run
+
+    def _recorded(self, step: Step, advance: Advance) -> Recording:
+        def work() -> tuple[Tensor, ...]:
+            advance(step)
+            step.gradients = []
+            assert step.losses is not None
+            return (step.losses, *(() if step.output is None else (step.output.features, step.output.logits)))
+
+        replay, results = self._pool.record(work)
+        return Recording(replay, step.reads, tuple(r.detach() for r in results))

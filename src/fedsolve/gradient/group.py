@@ -18,7 +18,7 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.batches import GroupBatches, plan_batches, steps_per_epoch
-from fedsolve.gradient.graphs import Recorder, Recordings, on_thread_of_size, replays
+from fedsolve.gradient.graphs import Recordings, on_thread_of_size, replays
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -281,7 +281,7 @@ class ClientGroup:
             method.prepare(self)
             single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
-            kept = self._recordings() if replayed else Recordings()
+            kept = (self._recordings() if replayed else None) or Recordings(self._slot.pool)
             layers = tuple(self.note.get("feedback", ()))
             feedback = kept.feedback(layers, lambda: method.feedback_part(self))
             if feedback is not None:
@@ -289,8 +289,7 @@ class ClientGroup:
             optimiser = self._optimiser(kept)
             advance = self._advance(optimiser, feedback)
             if replayed:
-                lengths = self.batches.lengths(0)
-                advance = Recorder(advance, lengths, layers, kept, self._slot.pool).run
+                advance = kept.stepper(advance, self.batches.lengths(0), layers)
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
@@ -303,18 +302,18 @@ class ClientGroup:
                 self.agreement = feedback.agreement()
         self._check_losses()
 
-    def _recordings(self) -> Recordings:
+    def _recordings(self) -> Recordings | None:
         """What was recorded in this slot with other clients, ready for this one, where it can last."""
         if not self.method.uses_tensors_only:
-            return Recordings()
+            return None
         assert self._network is not None
         parts: dict[str, dict[str, Any]] = {
             part: getattr(self, part) for part in ("start", "received", "scratch")
         }
-        tensors = {(part, n): value for part, own in parts.items() for n, value in own.items()}
-        tensors = {name: value for name, value in tensors.items() if value is not None}
+        named = [((part, n), value) for part, own in parts.items() for n, value in own.items()]
+        tensors = {name: value for name, value in named if value is not None}
         if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-            return Recordings()
+            return None
         kept = self._slot.recordings(self._network)
         # From here on the group's tensors are those that recorded steps read, with this client's values.
         for (part, name), tensor in kept.receive(self.method, tensors).items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.backends.torch_later import Tensor, nn, torch
@@ -67,13 +67,13 @@ class Slot:
 
     def recordings(self, network: nn.Module) -> Recordings:
         """What was recorded with one of the slot's modules."""
-        return self._recordings.setdefault(id(network), Recordings())
+        return self._recordings.setdefault(id(network), Recordings(self.pool))
 
     @contextmanager
     def used(self) -> Iterator[Slot]:
         """The slot, at work on its own stream; done when the block ends."""
         self._lent = 0
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream):
             yield self
         if self.stream is not None:
             self.stream.synchronize()

@@ -52,12 +52,13 @@ class DepthwiseConvolution(nn.Conv2d):
         super().__init__(width, width, 3, stride, 1, groups=width, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
+        fused = self.fused(input, self.weight.detach())
+        return super().forward(unplanned(input)) if fused is None else fused
+
+    def fused(self, input: Tensor, matrix: Tensor) -> Tensor | None:
+        """By these kernels, with errors going back through `matrix`; None where they cannot be used."""
         layers = triton_layers(input)
-        if layers is not None:
-            weight = self.weight
-            convolved: Tensor = layers.Depthwise.apply(input, weight, weight.detach(), self.stride[0])
-            return convolved
-        return super().forward(unplanned(input))
+        return None if layers is None else layers.Depthwise.apply(input, self.weight, matrix, self.stride[0])
 
 
 class InvertedResidual(nn.Module):
