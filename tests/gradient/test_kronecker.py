@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsolve.gradient import kronecker
+from fedsolve.gradient import oneshot
 
 
 def spd(width: int, rank: int, seed: int) -> Any:
@@ -34,7 +34,7 @@ def case(rank: int = 6, clients: int = 3, out: int = 4, inner: int = 5) -> Any:
 
 def test_a_small_system_equals_its_kronecker_form() -> None:
     lefts, rights, shares, _, target, start = case(rank=8)
-    found = kronecker.solve(lefts, rights, shares, target, start)
+    found = oneshot.solve(lefts, rights, shares, target, start)
     expected = np.linalg.solve(system(lefts, rights, shares), target.ravel()).reshape(target.shape)
     assert np.abs(found.matrix - expected).max() < 1e-10
     assert found.residual < 1e-12
@@ -49,7 +49,7 @@ def test_equal_factors_give_the_mean_at_once() -> None:
     lefts, rights, shares, matrices, _, start = case(rank=8)
     target = sum(p * lefts[0] @ m @ rights[0] for p, m in zip(shares, matrices, strict=True))
     for begin in (start, np.zeros_like(start)):
-        found = kronecker.solve([lefts[0]] * 3, [rights[0]] * 3, shares, target, begin)
+        found = oneshot.solve([lefts[0]] * 3, [rights[0]] * 3, shares, target, begin)
         assert np.abs(found.matrix - start).max() < 1e-10
         assert found.iterations <= 2
 
@@ -57,7 +57,7 @@ def test_equal_factors_give_the_mean_at_once() -> None:
 def test_one_client_keeps_its_matrix() -> None:
     lefts, rights, _, matrices, _, _ = case(rank=3)
     target = lefts[0] @ matrices[0] @ rights[0]
-    found = kronecker.solve(lefts[:1], rights[:1], [1.0], target, matrices[0])
+    found = oneshot.solve(lefts[:1], rights[:1], [1.0], target, matrices[0])
     assert np.abs(found.matrix - matrices[0]).max() < 1e-12
 
 
@@ -72,7 +72,7 @@ def test_without_curvature_the_start_stays(floor: float) -> None:
     target = sum(
         p * left @ m @ right for p, left, m, right in zip(shares, lefts, matrices, rights, strict=True)
     )
-    found = kronecker.solve(lefts, rights, shares, target, start, floor)
+    found = oneshot.solve(lefts, rights, shares, target, start, floor)
     whole = system(lefts, rights, shares)
     expected = start + np.linalg.lstsq(
         whole + floor * np.eye(20), target.ravel() - whole @ start.ravel(), rcond=1e-9
@@ -85,11 +85,11 @@ def test_without_curvature_the_start_stays(floor: float) -> None:
 
 def test_the_floor_draws_towards_the_start() -> None:
     lefts, rights, shares, _, target, start = case(rank=8)
-    found = kronecker.solve(lefts, rights, shares, target, start, 0.3)
+    found = oneshot.solve(lefts, rights, shares, target, start, 0.3)
     whole = system(lefts, rights, shares) + 0.3 * np.eye(20)
     expected = np.linalg.solve(whole, (target + 0.3 * start).ravel()).reshape(4, 5)
     assert np.abs(found.matrix - expected).max() < 1e-10
-    far = kronecker.solve(lefts, rights, shares, target, start, 1e9)
+    far = oneshot.solve(lefts, rights, shares, target, start, 1e9)
     assert np.abs(far.matrix - start).max() < 1e-6
 
 
@@ -99,14 +99,14 @@ def test_groups_are_systems_of_their_own() -> None:
     rights = [np.stack(pair) for pair in zip(cases[0][1], cases[1][1], strict=True)]
     shares = cases[0][2]
     targets, starts = (np.stack([c[place] for c in cases]) for place in (4, 5))
-    found = kronecker.solve(together, rights, shares, targets, starts)
+    found = oneshot.solve(together, rights, shares, targets, starts)
     for group, (lefts, own, _, _, target, start) in enumerate(cases):
-        alone = kronecker.solve(lefts, own, shares, target, start)
+        alone = oneshot.solve(lefts, own, shares, target, start)
         assert np.abs(found.matrix[group] - alone.matrix).max() < 1e-9
 
 
 def test_a_zero_target_is_solved() -> None:
     lefts, rights, shares, _, target, _ = case(rank=8)
-    found = kronecker.solve(lefts, rights, shares, 0 * target, 0 * target)
+    found = oneshot.solve(lefts, rights, shares, 0 * target, 0 * target)
     assert not found.matrix.any()
     assert found.residual == 0

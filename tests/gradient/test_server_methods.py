@@ -467,9 +467,9 @@ def test_scaffold_sends_controls_both_ways() -> None:
         (FedAvgM, {"server_form": "heavy"}, "server_form must be 'classic', 'nesterov' or 'damped'"),
         (FedACG, {"lookahead": 1.0}, "lookahead must be a number in"),
         (FedDyn, {"dynamic": 0.0}, "dynamic must be a finite number > 0"),
-        (FedDyn, {"weighting": "size"}, "FedDyn counts all clients alike"),
-        (Scaffold, {"weighting": "size"}, "SCAFFOLD counts all clients alike"),
-        (Scaffold, {"optimiser": "adam"}, "needs optimiser 'sgd'"),
+        (FedDyn, {"weighting": "size"}, "weighting must be 'uniform'"),
+        (Scaffold, {"weighting": "size"}, "weighting must be 'uniform'"),
+        (Scaffold, {"optimiser": "adam"}, "optimiser must be 'sgd'; got 'adam'"),
     ],
 )
 def test_parameters_are_checked(kind: Any, parameters: dict[str, Any], told: str) -> None:

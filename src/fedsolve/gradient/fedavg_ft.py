@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.gradient_method import parameter, register
-from fedsolve.gradient.personalised import PersonalMethod
+from fedsolve.gradient.gradient_method import State, parameter, register
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, kept, train_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,10 @@ class FineTuning(PersonalMethod):
         None, "Learning rate of these passes.", least=0, none="that of the round after the last"
     )
 
-    def finishing(self) -> tuple[int, float | None]:
-        return self.fine_epochs, self.fine_rate
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
+        if self.fine_epochs == 0:
+            return PersonalGradientModel.of(model, {}, kept(state))
+        return train_alone(self.with_passes(self.fine_epochs), model, data, state, rate=self.fine_rate)
 
 
 @register(key="fedavg-ft", paper="McMahan et al., AISTATS 2017, with local fine-tuning")

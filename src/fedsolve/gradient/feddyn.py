@@ -41,10 +41,9 @@ class FedDyn(GradientMethod):
 
     laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
     keeps_state = True
-    alike = True
     reported = "aggregated"
 
-    weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
+    weighting: Literal["uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
     dynamic: float = parameter(
         0.1, "Strength of the regularisation (alpha); the server divides by it.", above=0
     )

@@ -11,18 +11,13 @@ The clients send w_i / a_i, 1 / a_i and a_i, each times their rows: sums. With e
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
-from fedsolve.gradient.gradient_method import (
-    ClientGroup,
-    GradientMethod,
-    ServerState,
-    Term,
-    Total,
-    Weights,
-    register,
-)
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
 from fedsolve.gradient.scaffold import effective_steps
+from fedsolve.gradient.server_state import ServerState, Weights
 
 
 @register(paper="Wang et al., NeurIPS 2020", up="rows / a * weights, rows / a, rows and rows * a")
@@ -30,7 +25,11 @@ class FedNova(GradientMethod):
     """FedNova: every client's update divided by its number of local steps."""
 
     averages = False
-    sgd_alone = "must know how much each gradient counts, and does for 'sgd', with momentum or without"
+
+    optimiser: Literal["sgd"] = parameter(
+        "sgd",
+        "Only sgd: Adam's steps do not tell how much each gradient counts.",
+    )
 
     def weight(self, group: ClientGroup, client: int) -> float:
         return super().weight(group, client) / self._steps(group, client)

@@ -29,14 +29,13 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import F, Tensor, torch
-from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
 from fedsolve.gradient.learners import NetworkOutput, SingleNetwork, load
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, alone, now
-from fedsolve.gradient.prototypes import class_means, head_names
+from fedsolve.gradient.prototypes import base_names, class_means, head_names
 from fedsolve.gradient.server_state import ServerState, Weights
 
 OWN, STATISTICS = "own", "statistics"
@@ -67,30 +66,20 @@ class FedPCL(PersonalMethod):
     rate: float = 0.001
     optimiser: Literal["sgd", "adam"] = "adam"
     weight_decay: float = 1e-4
+    weighting: Literal["size"] = parameter("size", "Not used: no mean of the clients' weights is taken.")
     temperature: float = parameter(0.07, "What similarities are divided by.", above=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weighting != "size":
-            raise DataError(
-                f"FedPCL takes no mean of the clients' weights, so weighting={self.weighting!r} would change "
-                "nothing. Leave it out."
-            )
 
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
-        heads = head_names(group)
-        if len(heads) == len(group.names):
-            raise DataError(
-                f"FedPCL trains the layers before the last one, and network '{self.network}' has none to "
-                "train. Take hidden layers, such as network='mlp:256'."
-            )
         own = group.state(OWN, group.start)
-        group.put({name: own[name] for name in group.names if name not in heads})
+        group.put({name: own[name] for name in base_names(group)})
         if isinstance(group.learners, SingleNetwork):
             load(group.learners.network, {}, group.own_buffers(STATISTICS))
         group.scratch |= self._prototypes(group)
+
+    def moved(self, group: ClientGroup) -> list[str]:
+        return base_names(group)
 
     def _prototypes(self, group: ClientGroup) -> dict[str, Tensor]:
         """What clients compare with: `common` (clients, classes, width), `sets` (sets, classes, width).

@@ -23,17 +23,9 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import F, Tensor
 from fedsolve.gradient.fedper import OwnPart
-from fedsolve.gradient.gradient_method import (
-    ClientGroup,
-    ServerState,
-    Step,
-    Term,
-    Total,
-    Weights,
-    parameter,
-    register,
-)
+from fedsolve.gradient.gradient_method import ClientGroup, Step, Term, Total, parameter, register
 from fedsolve.gradient.prototypes import class_means
+from fedsolve.gradient.server_state import ServerState, Weights
 
 
 @register(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fedsolve.gradient.fedper import FedPer
 from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, parameter, register
 from fedsolve.gradient.personalised import as_method
-from fedsolve.gradient.prototypes import head_names
+from fedsolve.gradient.prototypes import base_names, head_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,5 +50,4 @@ class FedRep(FedPer):
         group.put({name: weight for name, weight in part.weights_now().items() if name in heads})
 
     def moved(self, group: ClientGroup) -> list[str]:
-        heads = head_names(group)
-        return [name for name in group.names if name not in heads]
+        return base_names(group)

@@ -270,7 +270,7 @@ class Feedback:
                 )
             turned = inputs.view_as(inputs)
             if turned.requires_grad:
-                turned.register_hook(partial(projected, self._errors))
+                turned.register_hook(partial(projected, self._errors))  # type: ignore[no-untyped-call]
             result: Tensor = type(module).forward(module, turned)
             return result
 

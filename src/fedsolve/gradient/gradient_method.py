@@ -79,17 +79,11 @@ class GradientMethod(Method[GradientModel]):
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
 
-    alike: ClassVar[bool] = False
-    """Whether its sums count all clients alike, so that weighting by size is refused."""
-
     one_shot: ClassVar[bool] = False
     """Whether it has one round."""
 
     hidden: ClassVar[str] = ""
     """What it does with hidden layers, if a network must have them, as the end of a sentence."""
-
-    sgd_alone: ClassVar[str] = ""
-    """Why local steps must be those of SGD, likewise."""
 
     stays: ClassVar[str] = ""
     """The part of a network that never leaves its client, if any (`withheld`)."""

@@ -17,7 +17,7 @@ from fedsolve.federation.method import Request, Term, opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.batches import GroupBatches, plan_batches, steps_per_epoch
+from fedsolve.gradient.batches import GroupBatches, GroupRows, plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recordings, on_thread_of_size, replays
 from fedsolve.gradient.learners import (
     Forward,
@@ -33,7 +33,6 @@ from fedsolve.gradient.learners import (
 )
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
-from fedsolve.gradient.rows import GroupRows
 from fedsolve.gradient.slots import Slot
 from fedsolve.gradient.steps import Step
 from fedsolve.labels import encode_labels

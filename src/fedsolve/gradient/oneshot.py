@@ -1,15 +1,24 @@
-"""What one-shot methods with Kronecker-factored curvature share: terms of the layers, and their solution."""
+"""What one-shot methods with Kronecker-factored curvature share: terms of the layers, and their solution.
+
+Minimising sum_k p_k tr((M - M_k)ᵀ B_k (M - M_k) A_k) over M (out, in) gives a linear system for every layer:
+
+    sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k
+
+The left side is symmetric and positive semi-definite in M. A layer in groups has a leading axis everywhere.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning
-from fedsolve.gradient import kfac, kronecker
+from fedsolve.gradient import kfac
 from fedsolve.gradient.gradient_method import Term, Total
 from fedsolve.gradient.server_state import ServerState, Weights, trained, weight_of
 
@@ -20,6 +29,7 @@ TOLERANCE = {"float32": 1e-7, "float64": 1e-12}
 """Relative residual at which a layer counts as solved: about what its weights can hold."""
 ACCEPTED = 100.0
 """A residual above so many tolerances is reported."""
+ITERATIONS = 2000
 
 
 def contribute_curvature(
@@ -62,7 +72,7 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
         if f"target.{layer}" not in total.term.arrays:
             continue
         names = kfac.weight_names(layer, module)
-        solution = kronecker.solve(
+        solution = solve(
             [total[f"left.{layer}@{client}"] for client in clients],
             [total[f"right.{layer}@{client}"] for client in clients],
             list(weights / weights.sum()),
@@ -86,3 +96,83 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
 
 def _damped(factor: Array, damping: float) -> Array:
     return factor + damping * np.eye(factor.shape[-1])
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A matrix, its residual relative to the right side, and the steps taken."""
+
+    matrix: Array
+    residual: float
+    iterations: int
+
+
+def solve(
+    lefts: Sequence[Array],
+    rights: Sequence[Array],
+    shares: Sequence[float],
+    target: Array,
+    start: Array,
+    floor: float = 0.0,
+    tolerance: float = TOLERANCE["float64"],
+    iterations: int = ITERATIONS,
+) -> Solution:
+    """M with sum_k p_k B_k M A_k + floor (M - start) = target, by preconditioned conjugate gradients.
+
+    lefts (out, out), rights (in, in), shares p_k sum to 1; target and start (out, in), all float64.
+    Directions without curvature at any client keep their start; floor > 0 pulls those with little there too.
+    The preconditioner is the same operator with the mean factors in place of the sum, through their
+    eigenvalues: exact when all clients' factors agree.
+    """
+    mean_left = sum(p * left for p, left in zip(shares, lefts, strict=True))
+    mean_right = sum(p * right for p, right in zip(shares, rights, strict=True))
+    left_values, left_vectors = _spectrum(np.asarray(mean_left))
+    right_values, right_vectors = _spectrum(np.asarray(mean_right))
+    curvature = left_values[..., :, None] * right_values[..., None, :] + floor
+    # Where no client has curvature the residual is rounding, which must not become a direction.
+    inverse = np.divide(1.0, curvature, out=np.zeros_like(curvature), where=curvature > 0)
+
+    def operator(matrix: Array) -> Array:
+        applied = floor * matrix
+        for p, left, right in zip(shares, lefts, rights, strict=True):
+            applied += p * (left @ matrix @ right)
+        return applied
+
+    def preconditioned(residual: Array) -> Array:
+        inner = np.swapaxes(left_vectors, -1, -2) @ residual @ right_vectors * inverse
+        return np.asarray(left_vectors @ inner @ np.swapaxes(right_vectors, -1, -2))
+
+    # In terms of the distance from the start, so that a start that solves the system stays untouched.
+    step = np.zeros_like(start)
+    residual = target - operator(start) + floor * start
+    size = float(np.linalg.norm(target))
+    limit = tolerance * size
+    best, best_norm = step.copy(), float(np.linalg.norm(residual))
+    direction = preconditioned(residual)
+    product = float(np.vdot(residual, direction))
+    taken = 0
+    while best_norm > limit and taken < iterations and product > 0:
+        image = operator(direction)
+        curved = float(np.vdot(direction, image))
+        if curved <= 0:
+            break
+        length = product / curved
+        step += length * direction
+        residual -= length * image
+        taken += 1
+        norm = float(np.linalg.norm(residual))
+        if norm < best_norm:
+            best, best_norm = step.copy(), norm
+        following = preconditioned(residual)
+        before, product = product, float(np.vdot(residual, following))
+        direction = following + (product / before) * direction
+    matrix = start + best
+    left_over = float(np.linalg.norm(target - operator(matrix) + floor * start))
+    return Solution(matrix, left_over / size if size > 0 else left_over, taken)
+
+
+def _spectrum(factor: Array) -> tuple[Array, Array]:
+    """Eigenvalues, zero where they are rounding, and eigenvectors of a positive semi-definite matrix."""
+    values, vectors = np.linalg.eigh(factor)
+    least = factor.shape[-1] * np.finfo(np.float64).eps * values[..., -1:]
+    return np.where(values > least, values, 0.0), vectors

@@ -51,8 +51,8 @@ class PerFedAvg(FineTuning):
             torch._foreach_add_(gradients, curved, alpha=-self.inner_rate / (2 * self.delta))
         step.gradients, step.losses, step.output = gradients, losses.detach(), output
 
-    def finishing(self) -> tuple[int, float | None]:
-        return self.fine_epochs, self.inner_rate if self.fine_rate is None else self.fine_rate
+    def rate_of(self, round_: int) -> float:
+        return super().rate_of(round_) if round_ < self.rounds else self.inner_rate
 
 
 def _halves(step: Step) -> tuple[Tensor, Tensor]:

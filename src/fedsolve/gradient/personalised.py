@@ -45,16 +45,11 @@ class PersonalMethod(GradientMethod):
         model: the shared one. state: what the client ended its last exchange with; None when it never took
         part, or the method's clients keep nothing.
         """
-        epochs, rate = self.finishing()
-        return train_alone(self, model, data, state, local=self.finish, epochs=epochs, rate=rate)
+        return train_alone(self, model, data, state, local=self.finish)
 
     def finish(self, group: ClientGroup) -> None:
         """What a client does for a model of its own: the local part of a round, from the final weights."""
         group.train()
-
-    def finishing(self) -> tuple[int | None, float | None]:
-        """Passes and learning rate of that; the round's own when None."""
-        return None, None
 
 
 @contextmanager
@@ -95,19 +90,15 @@ def train_alone(
     state: State | None = None,
     *,
     local: Callable[[ClientGroup], None] = ClientGroup.train,
-    epochs: int | None = None,
     rate: float | None = None,
 ) -> PersonalGradientModel:
     """The network of one client after its local part of a round, from the model's weights.
 
     The method's hooks apply: what it prepares, its losses and its edits of gradients. local: what the client
-    does. epochs, rate: the method's when None. No epochs, or no rows: the model's own weights. The rest as
-    for `alone`.
+    does. Without rows: the model's own weights. The rest as for `alone`.
     """
-    if epochs == 0 or len(data) == 0:
+    if len(data) == 0:
         return PersonalGradientModel.of(model, {}, kept(state))
-    if epochs is not None:
-        method = method.with_passes(epochs)
     with alone(method, model, data, state, rate=rate) as group:
         local(group)
         return PersonalGradientModel.of(model, *now(group))

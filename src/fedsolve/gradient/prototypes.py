@@ -35,6 +35,12 @@ def head_names(group: ClientGroup) -> list[str]:
     return [name for name in weight_names(*networks.head_of(group.learners.network)) if name in group.names]
 
 
+def base_names(group: ClientGroup) -> list[str]:
+    """Names of the other trained weights."""
+    heads = head_names(group)
+    return [name for name in group.names if name not in heads]
+
+
 def head_width(group: ClientGroup) -> int:
     """Features that enter the classifier."""
     if isinstance(group.learners, SingleNetwork):

@@ -33,11 +33,6 @@ def check(method: GradientMethod) -> None:
             f"server_step is for methods that take the mean of the clients' weights; {name} updates its "
             "weights in its own way. Leave it out.",
         ),
-        (other and method.sgd_alone, f"{name} {method.sgd_alone}; got optimiser {method.optimiser!r}."),
-        (
-            method.alike and method.weighting != "uniform",
-            f"{name} counts all clients alike; weighting must be 'uniform', got {method.weighting!r}.",
-        ),
         (
             method.one_shot and method.rounds != 1,
             f"{name} takes one round of long local training; got rounds={method.rounds}. Raise epochs "

@@ -45,11 +45,9 @@ class Scaffold(GradientMethod):
 
     laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
     keeps_state = True
-    alike = True
-    sgd_alone = "infers gradients from how far the weights moved, which needs optimiser 'sgd'"
 
-    weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
-    optimiser: Literal["sgd", "adam", "adamw"] = parameter(
+    weighting: Literal["uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
+    optimiser: Literal["sgd"] = parameter(
         "sgd", "Only sgd: Adam's steps do not tell the gradients behind them."
     )
     server_rate: float = parameter(

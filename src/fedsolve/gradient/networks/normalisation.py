@@ -29,30 +29,14 @@ class BatchNorm(nn.BatchNorm2d):
         batch = self.training
         kept = self.track_running_stats or not batch
         momentum = 0.0 if self.momentum is None else self.momentum
+        affine = self.weight, self.bias
+        statistics = (self.running_mean, self.running_var) if kept else (None, None)
         layers = triton_layers(input) if batch and kept and input.numel() > self.num_features else None
         if layers is not None:
-            fused: Tensor = layers.Normalise.apply(
-                input,
-                self.weight,
-                self.bias,
-                self.running_mean,
-                self.running_var,
-                momentum,
-                self.eps,
-                ceiling,
-            )
+            fused: Tensor = layers.Normalise.apply(input, *affine, *statistics, momentum, self.eps, ceiling)
             return fused
-        values = F.batch_norm(
-            input,
-            self.running_mean if kept else None,
-            self.running_var if kept else None,
-            self.weight,
-            self.bias,
-            batch or self.running_mean is None,
-            momentum,
-            self.eps,
-        )
-        return rectified(values, ceiling)
+        by_batch = batch or self.running_mean is None
+        return rectified(F.batch_norm(input, *statistics, *affine, by_batch, momentum, self.eps), ceiling)
 
 
 class GroupNorm(nn.GroupNorm):
