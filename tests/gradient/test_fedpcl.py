@@ -296,5 +296,5 @@ def test_parameters_are_checked(parameters: dict[str, Any], told: str) -> None:
 def test_a_network_of_which_only_the_last_layer_is_trained_is_refused() -> None:
     net = plain.module()
     net[0].requires_grad_(False)
-    with pytest.raises(DataError, match="moves no weight.*Take a network with a hidden layer"):
+    with pytest.raises(DataError, match=r"moves no weight.*Take a network with a hidden layer"):
         FedPCL(**COMMON | {"network": net}).fit(small())

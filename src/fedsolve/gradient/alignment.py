@@ -116,24 +116,21 @@ def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Literal
 
 def _spans(sizes: Mapping[str, int], sketch: int) -> list[slice]:
     """Where each layer lies in the row that is sent."""
-    lengths = [_length(sketch) if _is_folded(size, sketch) else size for size in sizes.values()]
+    lengths = [_length(size, sketch) for size in sizes.values()]
     return [slice(end - length, end) for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
 
-def _is_folded(size: int, sketch: int) -> bool:
-    return 0 < sketch < size
-
-
-def _length(sketch: int) -> int:
-    return sketch - 1 + sketch % 2
+def _length(size: int, sketch: int) -> int:
+    """How many numbers are sent of a layer: all, or an odd number of at most `sketch`."""
+    return sketch - 1 + sketch % 2 if 0 < sketch < size else size
 
 
 def _folded(update: Tensor, layer: str, sketch: int, seed: int) -> Tensor:
     """What is sent of a layer's update, (entries,): the update itself, or its sketch where it is larger."""
     size = len(update)
-    if not _is_folded(size, sketch):
+    length = _length(size, sketch)
+    if length == size:
         return update
-    length = _length(sketch)
     signed = update * _signs(seed, layer, size, update.device)
     # Rows of the sketch's length, the last one filled with zeros.
     rows = F.pad(signed, (0, -size % length)).reshape(-1, length)

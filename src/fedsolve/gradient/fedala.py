@@ -61,7 +61,7 @@ class FedALA(PersonalMethod):
         if self.keeps:
             group.scratch["merge"] = merge = Merge(self, group)
             merge.learn()
-            merge.put()
+            group.put(merge.theta())
 
     def state(self, group: ClientGroup, client: int) -> State:
         merge: Merge = group.scratch["merge"]
@@ -100,10 +100,8 @@ class Merge:
     def learn(self) -> None:
         """Passes over each client's share of rows: one, or the first time as many as it takes to settle."""
         active = self._differs.copy()
-        if not active.any():
-            return
         plans = [self._plan(client) if active[client] else [] for client in range(len(active))]
-        part = self._group.again(self._method, self._group.weights_now() | self._theta(), plans=plans)
+        part = self._group.again(self._method, self._group.weights_now() | self.theta(), plans=plans)
         seen: list[list[float]] = [[] for _ in active]
         while active.any():
             losses = self._pass(part, active)
@@ -127,7 +125,7 @@ class Merge:
             with torch.no_grad():
                 for name, gradient, distance in zip(self.names, gradients, away, strict=True):
                     self.mixture[name].sub_(gradient * distance, alpha=rate).clamp_(0, 1)
-                for weight, theta in zip(part.learners.weights[-count:], self._theta().values(), strict=True):
+                for weight, theta in zip(part.learners.weights[-count:], self.theta().values(), strict=True):
                     weight.copy_(theta)
             per_step.append(losses.detach())
         return torch.stack(per_step).double().cpu().numpy()
@@ -141,18 +139,7 @@ class Merge:
         batches = [chosen[first : first + method.batch] for first in range(0, count, method.batch)]
         return [batch for batch in batches if len(batch) >= group.least]
 
-    def _theta(self) -> dict[str, Tensor]:
+    def theta(self) -> dict[str, Tensor]:
+        """What clients start from; without weights of their own, what they received."""
         parts = zip(self.names, self._own, self._away, strict=True)
         return {name: torch.addcmul(own, away, self.mixture[name]) for name, own, away in parts}
-
-    def put(self) -> None:
-        """Let the clients that have a mixture start from it; the others start from what they received."""
-        group = self._group
-        differs = torch.as_tensor(self._differs, device=group.device)
-        weights = group.weights_now()
-        group.put(
-            {
-                name: theta.where(group.learners.spread(differs, theta), weights[name])
-                for name, theta in self._theta().items()
-            }
-        )

@@ -48,7 +48,7 @@ class FedAWA(GradientMethod):
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         clients = server_state.trained(total)
-        parts = server_state.gathered(total, "own")
+        parts = server_state.gathered(total)
         base, moved = self._logits(server, total, clients)
         if self.server_rate > 0:
             moved = learned(base, moved, mean, parts, self.server_rate, self.server_steps)

@@ -114,7 +114,12 @@ def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> 
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
     assert classes is not None
-    trains = _trains(method, len(client), opening, memory.device)
+    features, outputs, least = opening["features"], opening["outputs"], 1
+    if not method.trains_together(features, outputs):
+        with borrowed(method, features, outputs, find_device(memory.device)) as slot:
+            least = 2 if networks.batch_norms(slot.lend()) else 1
+    # Whether it has a batch to train on.
+    trains = bool(steps_per_epoch(method, np.array([len(client)]), least)[0] > 0)
     given = client.own_weights()
     rows = float(len(client)) if given is None else float(given.sum())
     size = (rows if method.weighting == "size" else 1.0) if trains else 0.0
@@ -127,13 +132,3 @@ def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> 
         {"size": np.array([size]), "distance": np.array([away])},
         {"rows": len(client), "trains": int(trains)},
     )
-
-
-def _trains(method: GradientMethod, rows: int, opening: dict[str, Any], device: str) -> bool:
-    """Whether a client with so many rows has a batch to train on."""
-    features, outputs = opening["features"], opening["outputs"]
-    least = 1
-    if not method.trains_together(features, outputs):
-        with borrowed(method, features, outputs, find_device(device)) as slot:
-            least = 2 if networks.batch_norms(slot.lend()) else 1
-    return bool(steps_per_epoch(method, np.array([rows]), least)[0] > 0)

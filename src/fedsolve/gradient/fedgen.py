@@ -135,16 +135,12 @@ class FedGen(GradientMethod):
         with torch.no_grad():
             inputs = _generator_inputs(noise, labels, step.group.classes)
             features = _generated(step.group.received, inputs)
-        weight, bias = self._classifier(step)
-        logits = torch.matmul(features, weight.mT)
-        return logits if bias is None else logits + bias.unsqueeze(-2)
-
-    def _classifier(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """Weight (clients or 1, classes, width) and bias of the last layers in this step."""
-        weights = dict(zip(step.group.names, step.weights, strict=True))
+        weights, stacked = dict(zip(step.group.names, step.weights, strict=True)), step.group.learners.stacked
         names = _classifier_names(step.group)
-        parts = [weights[name] if step.group.learners.stacked else weights[name][None] for name in names]
-        return parts[0], parts[1] if len(parts) > 1 else None
+        # (clients or 1, classes, width), and where there is a bias (clients or 1, classes)
+        weight, *bias = (weights[name] if stacked else weights[name][None] for name in names)
+        logits = torch.matmul(features, weight.mT)
+        return logits + bias[0].unsqueeze(-2) if bias else logits
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if self._plain:
@@ -160,9 +156,7 @@ class FedGen(GradientMethod):
             return
         classes = server.spec.outputs
         head = networks.head_of(self.build(server.spec.features, classes))[1]
-        generator = build_generator(self, classes, head.in_features)
-        _fill(generator, self.seed)
-        server.memory |= _arrays(generator)
+        server.memory |= _arrays(build_generator(self, classes, head.in_features))
 
     def extras(self, server: ServerState) -> dict[str, Array]:
         if "labels" not in server.memory:
@@ -174,7 +168,7 @@ class FedGen(GradientMethod):
         if self._plain:
             server.weights = mean
             return
-        heads = server_state.gathered(total, "own")
+        heads = server_state.gathered(total)
         weights = {client: server_state.weight_of(total, client) for client in heads}
         head = server_state.weighted_mean(heads, weights)
         server.aggregated = server.aggregated | with_prefix(head, "w.")
@@ -227,7 +221,10 @@ class FedGen(GradientMethod):
 
 
 def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
-    """The generator, its weights not set: (rows, noise + classes) to (rows, width)."""
+    """The generator, (rows, noise + classes) to (rows, width), with its first weights.
+
+    As torch's own: uniform in ±1 / sqrt(fan in), BatchNorm neutral.
+    """
     with torch.device("meta"):
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             hidden=nn.Linear(method.noise_width + classes, method.generator_width),
@@ -235,21 +232,17 @@ def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
             relu=nn.ReLU(),
             output=nn.Linear(method.generator_width, width),
         )
-        network = nn.Sequential(layers).to_empty(device="cpu")
-    network.norm.num_batches_tracked.zero_()  # type: ignore[operator, union-attr]
-    return network.train()
-
-
-def _fill(generator: Any, seed: int) -> None:
-    """Initial weights as torch's own: uniform in ±1 / sqrt(fan in), BatchNorm neutral."""
+        generator: Any = nn.Sequential(layers).to_empty(device="cpu")
     generator.norm.reset_parameters()
-    rng = stream(seed, "fedgen", "start")
+    rng = stream(method.seed, "fedgen", "start")
     with torch.no_grad():
         for layer in (generator.hidden, generator.output):
             bound = 1.0 / math.sqrt(layer.in_features)
             for parameter in (layer.weight, layer.bias):
                 drawn = rng.uniform(-bound, bound, size=tuple(parameter.shape))
                 parameter.copy_(torch.as_tensor(drawn))
+    network: nn.Module = generator
+    return network
 
 
 def _generator_inputs(noise: Tensor, labels: Tensor, classes: int) -> Tensor:

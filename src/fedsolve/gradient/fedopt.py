@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from fedsolve.arrays import Array
 from fedsolve.gradient.gradient_method import GradientMethod, ServerState, Total, Weights, parameter, register
 
 
@@ -41,15 +40,14 @@ class FedOpt(GradientMethod):
             squares = {name: array + self.adaptivity**2 for name, array in squares.items()}
         for name, step in steps.items():
             first[name] = self.beta_1 * first[name] + (1 - self.beta_1) * step
-            squares[name] = self._squared(squares[name], step**2)
+            before, new = squares[name], step**2
+            if self.server_optimiser == "adagrad":
+                squares[name] = before + new
+            elif self.server_optimiser == "yogi":
+                squares[name] = before - (1 - self.beta_2) * new * np.sign(before - new)
+            else:
+                squares[name] = self.beta_2 * before + (1 - self.beta_2) * new
             moved = first[name] / (np.sqrt(squares[name]) + self.adaptivity)
             server.weights[name] = server.weights[name] + self.server_rate * moved
         server.keep("first", first)
         server.keep("squares", squares)
-
-    def _squared(self, kept: Array, new: Array) -> Array:
-        if self.server_optimiser == "adagrad":
-            return kept + new
-        if self.server_optimiser == "yogi":
-            return np.asarray(kept - (1 - self.beta_2) * new * np.sign(kept - new))
-        return self.beta_2 * kept + (1 - self.beta_2) * new

@@ -78,12 +78,8 @@ class SingleNetwork(Learners):
         load(network, weights, buffers)
         network.eval()
 
-        def forward(inputs: Tensor) -> NetworkOutput:
-            with torch.no_grad():
-                features, logits = networks.features_of(network, inputs[0])
-            return NetworkOutput(features[None], logits[None])
-
-        return forward
+        frozen = SingleNetwork(network, self._spare)
+        return torch.no_grad()(lambda inputs: frozen.forward(inputs, frozen.weights))
 
 
 class Stack(Learners):

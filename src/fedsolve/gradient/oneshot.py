@@ -48,8 +48,8 @@ def contribute_curvature(
     weights = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}
     for layer, plain in factors.items():
         # The same curvature, as K-FAC code with inputs divided by T splits it.
-        right = _damped(plain.right / plain.positions, damping)
-        left = _damped(plain.left * plain.positions, damping)
+        right, left = plain.right / plain.positions, plain.left * plain.positions
+        right, left = (factor + damping * np.eye(factor.shape[-1]) for factor in (right, left))
         module = layers[layer]
         matrix = kfac.as_matrix(module, [weights[n] for n in kfac.weight_names(layer, module)])
         term.arrays[f"target.{layer}"] = left @ matrix @ right
@@ -92,10 +92,6 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
             )
     server.note["residuals"] = residuals
     return solved
-
-
-def _damped(factor: Array, damping: float) -> Array:
-    return factor + damping * np.eye(factor.shape[-1])
 
 
 @dataclass(frozen=True)

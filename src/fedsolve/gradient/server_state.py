@@ -1,6 +1,6 @@
 """What the server of a gradient method holds from round to round, and what it is sent by single clients.
 
-Arrays that are no addends of a sum travel under their client's name, `PART.NAME@CLIENT`.
+Arrays that are no addends of a sum travel under their client's name, `own.NAME@CLIENT`.
 """
 
 from __future__ import annotations
@@ -79,22 +79,20 @@ def weight_of(total: Total, client: str) -> float:
     return float(total[f"weight@{client}"][0])
 
 
-def gathered(total: Total, part: str) -> dict[str, Weights]:
-    """By client and name: what was sent as `PART.NAME@CLIENT`."""
+def gathered(total: Total) -> dict[str, Weights]:
+    """By client and name: what was set apart."""
     by_client: dict[str, Weights] = {client: {} for client in trained(total)}
     for full, array in total.term.arrays.items():
         name, apart, client = full.partition("@")
-        if apart and name.startswith(f"{part}.") and client in by_client:
-            by_client[client][name.removeprefix(f"{part}.")] = array
+        if apart and name.startswith("own.") and client in by_client:
+            by_client[client][name.removeprefix("own.")] = array
     return by_client
 
 
 def weighted_mean(parts: Mapping[str, Weights], weights: Mapping[str, float]) -> Weights:
     """sum_i weight_i part_i / sum_i weight_i, in the order and with the rounding of a sum of terms."""
-    total: Term = Term()
+    total, whole = Term(), 0.0
     for client, arrays in parts.items():
         total.add(Term(dict(arrays), factors=dict.fromkeys(arrays, weights[client])))
-    whole = np.float64(0.0)
-    for client in parts:
         whole += weights[client]
-    return {name: array / float(whole) for name, array in total.arrays.items()}
+    return {name: array / whole for name, array in total.arrays.items()}

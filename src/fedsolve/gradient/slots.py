@@ -83,8 +83,8 @@ class Slot:
 def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.device) -> Iterator[Slot]:
     """A slot for the method's network, which comes back at the end."""
     networks.check_allowed(method.network)  # also where the module was made for somebody else
-    key = (networks.identity(method.network), features, outputs, method.precision, method.shape, str(device))
-
+    kind = method.network, networks.custom.serial(method.network)
+    key = (*kind, features, outputs, method.precision, method.shape, str(device))
     with _LOCK:
         slot = _chosen(_POOL.get(key, []), method, replays(device))
     if slot is None:

@@ -82,11 +82,6 @@ def check_allowed(name: str) -> None:
         registry.check_allowed("network", f"{kind}:{option}")
 
 
-def identity(name: str) -> tuple[str, int]:
-    """What distinguishes networks of the same name: a module registered again may have another `forward`."""
-    return name, custom.serial(name)
-
-
 def input_shape(name: str, features: int, shape: Sequence[int] | None = None) -> tuple[int, int, int] | None:
     """(C, H, W) of the images a network takes; None where it takes rows of features.
 

@@ -45,7 +45,7 @@ def register_network(module: nn.Module) -> str:
 
 
 def serial(name: str) -> int:
-    """How often a module was registered under `name`."""
+    """How often a module was registered under `name`: each time it may have another `forward`."""
     return _SERIALS.get(name, 0)
 
 

@@ -58,18 +58,12 @@ class Residual(nn.Module):
         return torch.relu_(main.add_(maps))
 
 
-def basic(width: int, stride: int) -> list[tuple[int, int, int]]:
-    """Two 3x3 convolutions; the first carries the stride."""
-    return [(width, 3, stride), (width, 3, 1)]
-
-
-def bottleneck(width: int, stride: int) -> list[tuple[int, int, int]]:
-    """1x1 down, 3x3 with the stride, 1x1 up to four times the width."""
-    return [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
-
-
-KINDS = {"resnet18": (basic, (2, 2, 2, 2)), "resnet50": (bottleneck, (3, 4, 6, 3))}
-"""By name: the block, and how many of them each stage has."""
+KINDS = {
+    "resnet18": (((1, 3), (1, 3)), 0, (2, 2, 2, 2)),
+    "resnet50": (((1, 1), (1, 3), (4, 1)), 1, (3, 4, 6, 3)),
+}
+"""By name: factor of the width and kernel of a block's convolutions, which of them carries the stride, and
+how many blocks each stage has."""
 
 
 class ResNet(nn.Module):
@@ -77,7 +71,7 @@ class ResNet(nn.Module):
 
     def __init__(self, kind: str, channels: int, outputs: int, *, grouped: bool = False) -> None:
         super().__init__()
-        block, depths = KINDS[kind]
+        block, strided, depths = KINDS[kind]
         normalised = normalisation(grouped, GROUPS)
         self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
         self.stem_norm = normalised(64)
@@ -86,7 +80,10 @@ class ResNet(nn.Module):
         for depth, width, stride in zip(depths, WIDTHS, STRIDES, strict=True):
             blocks = []
             for index in range(depth):
-                convolutions = block(width, stride if index == 0 else 1)
+                convolutions = [
+                    (factor * width, kernel, stride if index == 0 and place == strided else 1)
+                    for place, (factor, kernel) in enumerate(block)
+                ]
                 blocks.append(Residual(inputs, convolutions, normalised))
                 inputs = convolutions[-1][0]
             stages.append(nn.Sequential(*blocks))
