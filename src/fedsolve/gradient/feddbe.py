@@ -106,8 +106,8 @@ class FedDBE(PersonalMethod):
         scratch, shape = group.scratch, (len(group.clients), head_width(group))
         scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
         if self.keeps:
-            known = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
-            shifts = [np.zeros(shape[1]) if own is None else own for own in known]
+            states = [group.own_state(client) or {} for client in range(shape[0])]
+            shifts = [state.get("shift", np.zeros(shape[1])) for state in states]
             scratch["shift"] = torch.as_tensor(np.stack(shifts), dtype=group.dtype, device=group.device)
         if isinstance(group.learners, SingleNetwork):
             scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
@@ -131,18 +131,16 @@ class FedDBE(PersonalMethod):
         return losses
 
     def gradients(self, step: Step) -> None:
-        losses, scratch = self.losses(step), step.group.scratch
-        moves = self._moves(step.group)
-        wanted = [*step.weights, scratch["moved"]] if moves else step.weights
-        gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)]
+        losses, scratch, group = self.losses(step), step.group.scratch, step.group
+        moves = self._moves(group)
+        step.gradients = step.differentiate(losses, *([scratch["moved"]] if moves else []))
+        step.losses = losses.detach()
         # In place throughout: a recorded step finds the same tensors again.
         if moves:
-            step.leading(scratch["shift"]).sub_(slopes.pop(), alpha=self._rate(step.group))
+            rate = group.rate if self.shift_rate is None else self.shift_rate * factor_of(self, group.round)
+            step.leading(scratch["shift"]).sub_(step.gradients.pop(), alpha=rate)
         if "newest" in scratch:
             step.leading(scratch["mean"]).copy_(scratch["newest"])
-        step.gradients = slopes
-        step.losses = losses.detach()
 
     def _shifted(self, step: Step, output: NetworkOutput) -> NetworkOutput:
         """The output for shifted features: the last layer is linear, so its weight times m is added."""
@@ -154,18 +152,14 @@ class FedDBE(PersonalMethod):
     def _mean(self, step: Step, features: Tensor) -> Tensor:
         """mu of this step, (clients, width)."""
         real = step.real_rows()
-        if real is True:
+        if isinstance(real, bool):
             newest = features.mean(dim=1)
         else:
-            assert not isinstance(real, bool)
             newest = (features * real.unsqueeze(-1)).sum(dim=1) / real.sum(dim=1, keepdim=True)
         if self.mean_momentum == 1:
             return newest
         before = step.leading(step.group.scratch["mean"])
         return (1 - self.mean_momentum) * before + self.mean_momentum * newest
-
-    def _rate(self, group: ClientGroup) -> float:
-        return group.rate if self.shift_rate is None else self.shift_rate * factor_of(self, group.round)
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if self._discards(group.round):

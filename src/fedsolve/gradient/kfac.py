@@ -42,13 +42,11 @@ class Factors:
 
 def factored_layers(network: nn.Module, trained: list[str]) -> dict[str, nn.Module]:
     """Linear and Conv2d layers by name whose weight and bias are among the trained ones."""
-    layers: dict[str, nn.Module] = {}
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            names = weight_names(name, module)
-            if all(weight in trained for weight in names):
-                layers[name] = module
-    return layers
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d) and {*weight_names(name, module)} <= {*trained}
+    }
 
 
 def weight_names(layer: str, module: Any) -> list[str]:
@@ -92,11 +90,9 @@ def diagonals(
     Only for layers that every row enters once: a row's gradient is g aᵀ there, and its square g² (a²)ᵀ.
     """
     sums = {name: _Squares(module) for name, module in layers.items()}
-    rows = _pass_over(network, list(sums.values()), batches, losses)
-    means: dict[str, Tensor] = {}
-    for layer, own in sums.items():
-        means |= dict(zip(weight_names(layer, own.module), own.means(rows), strict=True))
-    return means
+    rows = max(1, _pass_over(network, list(sums.values()), batches, losses))
+    named = [(weight_names(layer, own.module), own.sums) for layer, own in sums.items()]
+    return {name: total / rows for names, own in named for name, total in zip(names, own, strict=True)}
 
 
 def _pass_over(network: nn.Module, sums: Sequence[_Sums], batches: Iterator[Batch], losses: Losses) -> int:
@@ -212,13 +208,9 @@ class _Products(_Sums):
         return split.permute(1, 0, 3, 2).flatten(1, 2)
 
     def factors(self, rows: int) -> Factors:
-        right, left = (
-            (total / max(1, count)).cpu().numpy()
-            for total, count in ((self._right, self._places), (self._left, rows))
-        )
-        if self.groups == 1:
-            right, left = right[0], left[0]
-        return Factors(right, left, self._positions)
+        right = (self._right / max(1, self._places)).cpu().numpy()
+        left = (self._left / max(1, rows)).cpu().numpy()
+        return Factors(*((right[0], left[0]) if self.groups == 1 else (right, left)), self._positions)
 
 
 class _Squares(_Sums):
@@ -226,18 +218,14 @@ class _Squares(_Sums):
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self._sums = [torch.zeros_like(p, dtype=torch.float64).detach() for p in module.parameters()]
-        self._inputs: Tensor | None = None
+        self.sums = [torch.zeros_like(p, dtype=torch.float64).detach() for p in module.parameters()]
+        self._inputs: Any = None
 
     def pass_forward(self, inputs: Tensor) -> None:
         self._inputs = inputs.double().square()
 
     def pass_back(self, gradient: Tensor) -> None:
-        assert self._inputs is not None
         square = gradient.double().square()
-        self._sums[0] += torch.matmul(square.mT, self._inputs)
-        if len(self._sums) > 1:
-            self._sums[1] += square.sum(dim=0)
-
-    def means(self, rows: int) -> list[Tensor]:
-        return [value / max(1, rows) for value in self._sums]
+        self.sums[0] += torch.matmul(square.mT, self._inputs)
+        if len(self.sums) > 1:
+            self.sums[1] += square.sum(dim=0)

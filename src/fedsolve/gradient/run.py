@@ -40,10 +40,8 @@ class GradientRun(Run[GradientModel]):
             raise DataError("gradient methods classify; use AFL or DeepAFL for regression.")
         network = method.build(spec.features, spec.outputs, first=True)
         ImageInputs(method.parameters(), spec.features)  # refused now rather than by every client
-        weights = doubles(
-            {name: value.detach() for name, value in networks.float_parameters(network).items()}
-        )
-        self.server = ServerState(method, spec, weights, doubles(networks.float_buffers(network)))
+        weights = {name: value.detach() for name, value in networks.float_parameters(network).items()}
+        self.server = ServerState(method, spec, doubles(weights), doubles(networks.float_buffers(network)))
         self.layers = self._feedback_layers(network)
         self._phase = "start"
         self._since: dict[str, int] = {}
@@ -83,15 +81,20 @@ class GradientRun(Run[GradientModel]):
             server.clients = len(clients)
             server.cohort = cohort_of(method, clients, server.round)
             self._phase = self._opening_phase()
-        note: dict[str, Any] = {"rate": method.rate_of(server.round), "since": self._known()}
+        run, cohort = self.chain.digests[1], server.cohort
+        # Which exchange's state each client starts from; names stay with the server.
+        since = {ticket(run, client): self._since[client] for client in cohort if client in self._since}
+        note: dict[str, Any] = {"rate": method.rate_of(server.round), "since": since}
         if self._phase == "prelude":
             asked = method.prelude(server)
             assert asked is not None
             return self.ask(asked[0], server.round, server.cohort, note | asked[1])
         if self._phase == "drift":
             answered = self.history[-1].cohort
-            return self.ask(DRIFT, server.round, answered, note, _prefixed("move.", doubles(self._means)))
-        arrays = _prefixed("w.", method.outgoing(server)) | _prefixed("b.", server.buffers)
+            moves = {f"move.{name}": move for name, move in doubles(self._means).items()}
+            return self.ask(DRIFT, server.round, answered, note, moves)
+        arrays = {f"w.{name}": array for name, array in method.outgoing(server).items()}
+        arrays |= {f"b.{name}": array for name, array in server.buffers.items()}
         arrays = self._rounded(arrays | method.extras(server))
         arrays |= self._held(arrays)
         note |= {"feedback": self._chosen(), "layers": self.layers}
@@ -119,11 +122,6 @@ class GradientRun(Run[GradientModel]):
             server.memory |= {f"{HELD}{name}": np.asarray(arrays[f"w.{name}"]) for name in names}
             return {}
         return {f"{HELD}{weight_of(n)}": server.memory[f"{HELD}{weight_of(n)}"] for n in self._chosen()}
-
-    def _known(self) -> dict[str, int]:
-        """Which exchange's state each client starts from; names stay with the server."""
-        run, cohort = self.chain.digests[1], self.server.cohort
-        return {ticket(run, client): self._since[client] for client in cohort if client in self._since}
 
     def absorb(self, total: Total) -> None:
         server, method, phase = self.server, self.method, self._phase
@@ -284,7 +282,3 @@ def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> 
 def _mean(total: Total, prefix: str) -> Weights:
     weight = float(total["weight"][0])
     return {n: np.asarray(array / weight) for n, array in with_prefix(total.term.arrays, prefix).items()}
-
-
-def _prefixed(prefix: str, weights: Weights) -> Weights:
-    return {f"{prefix}{name}": array for name, array in weights.items()}

@@ -78,14 +78,11 @@ class Step:
         own, given = (F.log_softmax(values / temperature, dim=-1) for values in (logits, taught))
         return self.mean(F.kl_div(own, given, reduction="none", log_target=True).sum(dim=-1))
 
-    def differentiate(self, losses: Tensor) -> list[Tensor]:
-        """Gradients of the losses (clients,) with respect to each client's own weights."""
-        return [
-            torch.zeros_like(weight) if gradient is None else gradient
-            for weight, gradient in zip(
-                self.weights, torch.autograd.grad(losses.sum(), self.weights, allow_unused=True), strict=True
-            )
-        ]
+    def differentiate(self, losses: Tensor, *more: Tensor) -> list[Tensor]:
+        """Gradients of the losses (clients,) by each client's own weights, and by more tensors."""
+        wanted = [*self.weights, *more]
+        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
 
     @contextmanager
     def shifted(self, shift: list[Tensor]) -> Iterator[None]:

@@ -79,7 +79,11 @@ class Watch(Follower):
             assert model.classes is not None
             correct = model.classes[np.argmax(scores, axis=1)] == self.labels
             metrics[f"{prefix}test_accuracy"] = float(np.mean(correct))
-            metrics[f"{prefix}test_loss"] = _cross_entropy(scores, self.labels, model.classes)
+            codes = positions(self.labels, model.classes)
+            known = codes >= 0
+            logs = log_softmax(scores[known], axis=1)[np.arange(known.sum()), codes[known]]
+            # Over the rows whose class is known; None when there is none.
+            metrics[f"{prefix}test_loss"] = float(-np.mean(logs)) if known.any() else None
             if self.representation and number == 0:
                 metrics["representation"] = representation(features, self.labels)._asdict()
         return metrics
@@ -91,16 +95,6 @@ def final_accuracy(history: Any, share: float = 0.1, target: str = "test_accurac
     if not values:
         raise DataError(f"no record has '{target}'; pass follow=Watch(...) to fit.")
     return float(np.mean(values[-max(1, round(share * len(values))) :]))
-
-
-def _cross_entropy(scores: Array, labels: Array, classes: Array) -> float | None:
-    """Mean loss over the rows whose class is known; None when there is none."""
-    codes = positions(labels, classes)
-    known = codes >= 0
-    if not known.any():
-        return None
-    logs = log_softmax(scores[known], axis=1)
-    return float(-np.mean(logs[np.arange(len(logs)), codes[known]]))
 
 
 def rounds_of(method: GradientMethod, model: GradientModel) -> dict[str, Any]:
