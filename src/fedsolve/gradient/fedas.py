@@ -34,7 +34,7 @@ from fedsolve.gradient.batches import steps_per_epoch
 from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.personalised import PersonalMethod
-from fedsolve.gradient.prototypes import class_means, head_names
+from fedsolve.gradient.prototypes import base_names, class_means, head_names
 
 PREVIOUS, STATISTICS = "previous", "statistics"
 LEAST = 1e-30
@@ -59,20 +59,17 @@ class FedAS(PersonalMethod):
     alignment_rate: float = parameter(0.01, "Learning rate of these passes, plain SGD.", least=0)
     fisher: bool = parameter(True, "Clients count by their Fisher traces; otherwise by --weighting.")
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def prepare(self, group: ClientGroup) -> None:
-        heads = head_names(group)
         previous = group.state(PREVIOUS, group.start)
-        if self.alignment_epochs * self.alignment_rate > 0 and len(heads) < len(group.names):
-            self._align(group, previous, heads)
-        group.put({name: previous[name] for name in heads})
+        if self.alignment_epochs * self.alignment_rate > 0 and base_names(group):
+            self._align(group, previous)
+        group.put({name: previous[name] for name in head_names(group)})
 
-    def _align(self, group: ClientGroup, previous: dict[str, Tensor], heads: list[str]) -> None:
+    def _align(self, group: ClientGroup, previous: dict[str, Tensor]) -> None:
         """Fit the bases received to the class means of the clients' previous ones."""
         prototypes = torch.stack([_prototypes(group, previous, k) for k in range(len(group.clients))])
         stacked, weights = group.learners.stacked, group.learners.weights
-        bases = [number for number, name in enumerate(group.names) if name not in heads]
+        bases = [group.names.index(name) for name in base_names(group)]
         for _ in range(self.alignment_epochs):
             for step in _first_epoch(group):
                 losses = _distances(step, step.forward().features, step.leading(prototypes))
@@ -85,7 +82,7 @@ class FedAS(PersonalMethod):
                         weight.sub_(gradients[number], alpha=self.alignment_rate)
 
     def weight(self, group: ClientGroup, client: int) -> float:
-        if not self.fisher or len(head_names(group)) == len(group.names):
+        if not self.fisher or not base_names(group):
             return super().weight(group, client)
         if "traces" not in group.scratch:
             group.scratch["traces"] = fisher_traces(group)
@@ -96,8 +93,6 @@ class FedAS(PersonalMethod):
 
     def state(self, group: ClientGroup, client: int) -> State:
         return group.snapshot(client, PREVIOUS, STATISTICS)
-
-    # -- a client's own model ---------------------------------------------------------------------
 
     def finish(self, group: ClientGroup) -> None:
         if group.own_state(0) is None:

@@ -100,8 +100,6 @@ class FedDBE(PersonalMethod):
         """Whether shifts act and move in this round."""
         return self.keeps and not self._discards(group.round)
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def prepare(self, group: ClientGroup) -> None:
         scratch, shape = group.scratch, (len(group.clients), head_width(group))
         scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
@@ -182,8 +180,6 @@ class FedDBE(PersonalMethod):
             return {"shift": np.zeros(head_width(group), dtype=self.precision)}
         return {"shift": group.scratch["shift"][client].cpu().numpy().copy()}
 
-    # -- the server's side ------------------------------------------------------------------------
-
     def extras(self, server: ServerState) -> dict[str, Array]:
         return {"anchor": server.memory["anchor"]} if "anchor" in server.memory else {}
 
@@ -192,8 +188,6 @@ class FedDBE(PersonalMethod):
             server.memory["anchor"] = total["features"] / float(total["feature_rows"][0])
         if not self._discards(server.round):
             super().update(server, mean, total)
-
-    # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> ShiftedModel:
         shifted = ShiftedModel.of(model, {}, kept(state))

@@ -54,8 +54,6 @@ class FedDisco(GradientMethod):
         penalty = self.discrepancy * away / distance if distance > 0 else 0.0
         return float(max(size / total - penalty + self.offset, 0.0))
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def weight(self, group: ClientGroup, client: int) -> float:
         size = super().weight(group, client)
         if self._plain or not bool(group.received["shares"]):
@@ -63,8 +61,6 @@ class FedDisco(GradientMethod):
         counts = group.class_counts[client].double().cpu().numpy()
         sums = group.received["sums"].double().cpu().numpy()
         return self.share(size, label_discrepancy(counts), sums)
-
-    # -- the server's side ------------------------------------------------------------------------
 
     def prelude(self, server: ServerState) -> tuple[str, dict[str, Any]] | None:
         if self._plain:

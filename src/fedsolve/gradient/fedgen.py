@@ -79,8 +79,6 @@ class FedGen(GradientMethod):
     def _plain(self) -> bool:
         return self.teaching == 0 and self.latent == 0
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def prepare(self, group: ClientGroup) -> None:
         if "labels" not in group.received:  # nobody has taught the generator yet
             return
@@ -148,8 +146,6 @@ class FedGen(GradientMethod):
         name = group.clients[client]
         server_state.set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
         term.arrays[f"labels@{name}"] = group.class_counts[client].double().cpu().numpy()
-
-    # -- the server's side ------------------------------------------------------------------------
 
     def opening_state(self, server: ServerState) -> None:
         if self._plain:

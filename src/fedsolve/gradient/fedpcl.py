@@ -69,8 +69,6 @@ class FedPCL(PersonalMethod):
     weighting: Literal["size"] = parameter("size", "Not used: no mean of the clients' weights is taken.")
     temperature: float = parameter(0.07, "What similarities are divided by.", above=0)
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def prepare(self, group: ClientGroup) -> None:
         own = group.state(OWN, group.start)
         group.put({name: own[name] for name in base_names(group)})
@@ -86,19 +84,19 @@ class FedPCL(PersonalMethod):
 
         known (clients, classes) and owned (sets, classes): which of their rows there are.
         """
-        has = group.class_counts > 0
-        received = dict(group.received)
-        if "sets" in received:
-            known = (received["known"] > 0).expand_as(has)
-            owned_sets = {"sets": received["sets"], "owned": received["owned"] > 0}
-            if bool((known | ~has).all()):
-                common = received["common"].expand(len(has), -1, -1)
-                return {"common": common, "known": known} | owned_sets
-        mine = torch.stack([local_prototypes(group, client) for client in range(len(has))])
+        has, received = group.class_counts > 0, group.received
+
+        def mine() -> Tensor:
+            return torch.stack([local_prototypes(group, client) for client in range(len(has))])
+
         if "sets" not in received:
-            return {"common": mine, "known": has}
-        common = torch.where(known.unsqueeze(-1), received["common"], mine)
-        return {"common": common, "known": known | has} | owned_sets
+            return {"common": mine(), "known": has}
+        known = (received["known"] > 0).expand_as(has)
+        common = received["common"].expand(len(has), -1, -1)
+        if not bool((known | ~has).all()):
+            common = torch.where(known.unsqueeze(-1), common, mine())
+        owned = received["owned"] > 0
+        return {"common": common, "known": known | has, "sets": received["sets"], "owned": owned}
 
     def losses(self, step: Step) -> Tensor:
         scratch = step.group.scratch
@@ -132,8 +130,6 @@ class FedPCL(PersonalMethod):
         heads = {f"{OWN}.{name}" for name in head_names(group)}
         return {n: a for n, a in group.snapshot(client, OWN, STATISTICS).items() if n not in heads}
 
-    # -- the server's side ------------------------------------------------------------------------
-
     def extras(self, server: ServerState) -> dict[str, Array]:
         clients = sorted(n.removeprefix("owned@") for n in server.memory if n.startswith("owned@"))
         if not clients:
@@ -144,8 +140,6 @@ class FedPCL(PersonalMethod):
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         server.memory |= {name: array for name, array in total.term.arrays.items() if "@" in name}
-
-    # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PrototypeModel:
         with alone(self, model, data, state) as group:

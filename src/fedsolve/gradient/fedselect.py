@@ -90,8 +90,6 @@ class FedSelect(PersonalMethod):
     def passes_of(self, client: str, round_: int) -> int:
         return 2 * self.epochs if self._masked(round_) else self.epochs
 
-    # -- the client's side ------------------------------------------------------------------------
-
     def prepare(self, group: ClientGroup) -> None:
         if not self._masked(group.round):
             return
@@ -136,8 +134,6 @@ class FedSelect(PersonalMethod):
         for prefix, arrays in ((OWN, weights), (MASK, masks), (CHOSEN, chosen), (ANCHOR, anchor)):
             state |= {f"{prefix}.{n}": array for n, array in arrays.items()}
         return state
-
-    # -- the server's side ------------------------------------------------------------------------
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent = server.sent()

@@ -97,12 +97,7 @@ class Feedback:
     """Feedback alignment in the named layers, for the length of a `with` block.
 
     Enter it with the received weights W^r in the network, or given, and call `rescale` after every optimiser
-    step:
-
-        with Feedback(network, layers) as feedback:
-            for inputs, targets in batches:
-                ...; loss.backward(); optimiser.step()
-                feedback.rescale()
+    step.
 
     matrix:   "global", B = W^r; "random", a fixed random matrix of this seed with the norm of W^r.
     scaling:  "layer", B follows the norm of the local weight (the paper); "row", the norm of each of

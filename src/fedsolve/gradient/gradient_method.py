@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Literal, Self
 from fedsolve.arrays import Array
 from fedsolve.backends.torch_later import Tensor, nn
 from fedsolve.container import with_prefix
+from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term as Term
 from fedsolve.federation.messages import Total as Total
 from fedsolve.federation.method import Laws as Laws
 from fedsolve.federation.method import Method, Spec
 from fedsolve.federation.states import State as State
-from fedsolve.gradient import augmentation, networks, optimisers, refusals
+from fedsolve.gradient import augmentation, networks, optimisers
+from fedsolve.gradient.alignment import CHOICES
 from fedsolve.gradient.feedback import HELD, Feedback
 from fedsolve.gradient.feedback import check_parameters as check_feedback
 from fedsolve.gradient.group import ClientGroup as ClientGroup
@@ -176,7 +178,53 @@ class GradientMethod(Method[GradientModel]):
         augmentation.check_parameters(self)
         optimisers.check_schedule(self)
         check_feedback(self)
-        refusals.check(self)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse parameters that do not go together, or not with what the method declares."""
+        name, colon, _ = (type(self).__doc__ or "").partition(":")
+        name = name if colon and " " not in name else type(self).__name__
+        owner = next(kind for kind in type(self).__mro__ if "update" in vars(kind))
+        other, chosen = self.optimiser != "sgd", self.feedback in CHOICES
+        measure = "track" if self.track == "drift" else "feedback"
+        for is_refused, why in (
+            (
+                other and self.momentum,
+                f"momentum ({self.momentum}) is of the optimiser sgd; {self.optimiser} has moments of its "
+                "own. Leave it out.",
+            ),
+            (
+                self.nesterov and not self.momentum,
+                "nesterov is a form of momentum; give momentum, such as 0.9.",
+            ),
+            (
+                self.server_step != 1 and not vars(owner).get("averages", False),
+                f"server_step is for methods that take the mean of the clients' weights; {name} updates its "
+                "weights in its own way. Leave it out.",
+            ),
+            (
+                self.one_shot and self.rounds != 1,
+                f"{name} takes one round of long local training; got rounds={self.rounds}. Raise epochs "
+                "instead.",
+            ),
+            (
+                self.one_shot and chosen,
+                f"feedback='{self.feedback}' chooses layers by the round before, and {name} has one round. "
+                "Name the layers, joined by commas.",
+            ),
+            (
+                self.stays and (chosen or self.track == "drift"),
+                f"{measure}={getattr(self, measure)!r} sends updates of all weights, and in {name} the "
+                f"{self.stays} never leaves its client. Leave {measure} out.",
+            ),
+            (
+                self.hidden and self.network == "linear",
+                f"network 'linear' is a classifier without hidden layers, and {name} {self.hidden}. Take one "
+                "that has some, such as mlp:256.",
+            ),
+        ):
+            if is_refused:
+                raise DataError(why)
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:

@@ -57,13 +57,10 @@ class Optimiser:
             self._adam(weights, gradients, active)
             return
         if self.momentum != 0:
-            if not self._first:
-                self._first = [gradient.clone() for gradient in gradients]
-            else:
-                buffers = _leading(self._first, active)
-                torch._foreach_mul_(buffers, self.momentum)
-                torch._foreach_add_(buffers, gradients)
+            self._first = self._first or [torch.zeros_like(gradient) for gradient in gradients]
             moved = _leading(self._first, active)
+            torch._foreach_mul_(moved, self.momentum)
+            torch._foreach_add_(moved, gradients)
             if self.nesterov:
                 moved = list(torch._foreach_add(gradients, moved, alpha=self.momentum))
             gradients = moved
