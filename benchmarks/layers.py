@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.machine import progress, save
-from fedsolve.gradient.graphs import Pool, on_thread_of_size
 from fedsolve.gradient.learners import laid_out
 from fedsolve.gradient.networks import normalisation
 from fedsolve.gradient.networks.mobilenet import MobileNetV2
 from fedsolve.gradient.optimisers import Optimiser
+from fedsolve.gradient.slots import Pool, on_thread_of_size
 
 WARM = 3
 

@@ -24,7 +24,6 @@ from fedsolve.gradient import (
     FedProx,
     FedRS,
     Scaffold,
-    graphs,
     group,
     slots,
 )
@@ -66,9 +65,9 @@ def recorded(monkeypatch):
                 tensor.copy_(old)
         return found
 
-    for module in (graphs, group, slots):
+    for module in (group, slots):
         monkeypatch.setattr(module, "replays", lambda device: True)
-    monkeypatch.setattr(graphs.Pool, "record", restored)
+    monkeypatch.setattr(slots.Pool, "record", restored)
     monkeypatch.setattr(slots, "_POOL", OrderedDict())
     return count
 
@@ -183,8 +182,8 @@ def test_another_run_begins_with_nothing_recorded(recorded) -> None:
 
 
 def test_a_slot_keeps_the_graphs_used_last(monkeypatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 2)
-    kept = graphs.Recordings(graphs.Pool())
+    monkeypatch.setattr(slots, "MOST", 2)
+    kept = slots.Recordings(slots.Pool())
     monkeypatch.setattr(kept, "_recorded", lambda step, advance: SimpleNamespace(run=lambda step: None))
     for size in (1, 2, 1, 3):
         run = kept.stepper(lambda step: None, [size] * 9, ())

@@ -169,15 +169,14 @@ class FedGen(GradientMethod):
         head = server_state.weighted_mean(heads, weights)
         server.aggregated = server.aggregated | with_prefix(head, "w.")
         server.weights = mean | server.aggregated
-        counts = {client: total[f"labels@{client}"] for client in server_state.trained(total)}
-        server.memory["labels"] = np.sum(list(counts.values()), axis=0)
-        device = find_device(server.spec.device)
+        counts = np.stack([total[f"labels@{client}"] for client in heads])
+        server.memory["labels"] = counts.sum(axis=0)
         with one_thread():
-            self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())), device)
+            self._teach(server, list(heads.values()), counts)
 
-    def _teach(self, server: ServerState, heads: list[Weights], counts: Array, device: torch.device) -> None:
+    def _teach(self, server: ServerState, heads: list[Weights], counts: Array) -> None:
         """Train the generator against the classifiers of a round; counts (clients, classes)."""
-        dtype = getattr(torch, self.precision)
+        dtype, device = getattr(torch, self.precision), find_device(server.spec.device)
         clients, classes = counts.shape
         ordered = sorted(heads[0], key=lambda name: not name.endswith("weight"))
         # All classifiers side by side as one layer: a single product with (clients * classes, width).

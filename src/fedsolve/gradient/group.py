@@ -18,7 +18,6 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.batches import GroupBatches, GroupRows, plan_batches, steps_per_epoch
-from fedsolve.gradient.graphs import Recordings, on_thread_of_size, replays
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -33,7 +32,7 @@ from fedsolve.gradient.learners import (
 )
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
-from fedsolve.gradient.slots import Slot
+from fedsolve.gradient.slots import Recordings, Slot, on_thread_of_size, replays
 from fedsolve.gradient.steps import Step
 from fedsolve.labels import encode_labels
 

@@ -141,9 +141,8 @@ def for_training(
     images.
     """
     shape, treated = method.image_shape, is_treated(method.parameters())
-    if not (treated or takes_images(method.network, shape)) or not is_address(data):
-        return method, named
-    if Address.parse(data).scheme in TABLES:
+    is_table = not is_address(data) or Address.parse(data).scheme in TABLES
+    if is_table or not (treated or takes_images(method.network, shape)):
         return method, named
     dataset = load_dataset(data, root)
     if treated and schema is not None and schema.extractor is not None:

@@ -4,22 +4,199 @@ A slot has the modules of a network, the steps recorded with them, and on a GPU 
 in different slots train side by side: the kernels of a small network fill a small part of a large GPU, and
 those of different streams run at the same time. What a client computes does not depend on who trains beside
 it.
+
+A step of a deep network on a small batch is a thousand small kernels, and starting them one by one from
+Python costs several times what running them does. A CUDA graph, recorded once, starts them all at once. The
+arithmetic is that of the recorded step, kernel by kernel.
+
+A graph knows addresses. Where a method's steps read tensors alone (`GradientMethod.tensors_only`), what was
+recorded with one client serves all that train in the same slot: their values are copied to where the graph
+looks.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import networks
-from fedsolve.gradient.graphs import Pool, Recordings, replays
+from fedsolve.gradient.learners import NetworkOutput
+from fedsolve.gradient.optimisers import Optimiser
 
 if TYPE_CHECKING:
+    from fedsolve.gradient.feedback import Feedback
     from fedsolve.gradient.gradient_method import GradientMethod
+    from fedsolve.gradient.steps import Step
+
+WORTH = 4
+"""How many steps of one size, still to come or done so far, it takes for recording to pay off."""
+
+MOST = 192
+"""Graphs that a slot keeps; short last batches have many sizes."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while steps are recorded: torch allows one recording at a time in a process."""
+
+_ONE_MORE = threading.Lock()
+_HANDS: dict[int, int] = {}
+_THREADS = [ThreadPoolExecutor(1, thread_name_prefix=f"steps-{number}") for number in range(8)]
+"""Threads that run and record steps, and which of them each size of a batch has."""
+
+Made = TypeVar("Made")
+Work = Callable[[], tuple["Tensor", ...]]
+Advance = Callable[["Step"], None]
+Key = tuple[int, tuple[str, ...]]
+"""The rows of a batch, and the layers of feedback alignment."""
+
+
+def replays(device: torch.device) -> bool:
+    """Whether steps can be recorded and replayed there."""
+    return device.type == "cuda"
+
+
+@dataclass
+class Recording:
+    """A recorded step: what starts it, the tensors it reads, and where it leaves losses and output."""
+
+    replay: Callable[[], None]
+    reads: list[Tensor]
+    results: tuple[Tensor, ...]
+
+    def run(self, step: Step) -> None:
+        """Do to the weights what this step would; its losses and output are filled in."""
+        for place, tensor in zip(self.reads, step.reads, strict=True):
+            place.copy_(tensor)
+        self.replay()
+        step.losses = self.results[0]
+        step.output = NetworkOutput(*self.results[1:]) if len(self.results) == 3 else None
+
+
+def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
+    """Do work that starts kernels one by one, for a batch of this size, on the current stream.
+
+    cuDNN plans every convolution for every size of a batch, for seconds in a deep network, and keeps the
+    plans with the thread that made them. So each size has a thread that stays, forward and backward; work
+    for different sizes is planned at the same time.
+    """
+    stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+
+    def there() -> Made:
+        with torch.autograd.set_multithreading_enabled(False), torch.cuda.stream(stream):
+            return work()
+
+    with _ONE_MORE:
+        number = _HANDS.setdefault(size, len(_HANDS)) % len(_THREADS)
+    return _THREADS[number].submit(there).result()
+
+
+class Pool:
+    """Memory that the graphs of a slot share, one after the other; kept alive by a graph of its own."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._keeper: Any = None
+
+    def record(self, work: Work) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+        """Record work on the current stream: a function that replays it, and the tensors it fills."""
+        if self._keeper is None:
+            self._handle = torch.cuda.graph_pool_handle()
+            self._keeper = self._captured(lambda: (torch.zeros(1, device="cuda"),))
+        return self._captured(work)
+
+    def _captured(self, work: Work) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+        # Not `torch.cuda.graph`, which waits for everybody's work and hands all spare memory back each time.
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        with _ONE_AT_A_TIME:
+            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+            try:
+                results = work()
+            finally:
+                graph.capture_end()
+        return graph.replay, results
+
+
+class Recordings:
+    """Graphs kept from client to client, with the tensors they read and their optimiser.
+
+    pool: memory of the graphs. done: steps of each kind that were not recorded.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._method: Any = None
+        self._tensors: dict[Any, Tensor] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._feedback: dict[tuple[str, ...], Feedback] = {}
+        self.optimiser: Optimiser | None = None
+        self.graphs: OrderedDict[Key, Recording] = OrderedDict()
+        self.done: Counter[Key] = Counter()
+
+    def receive(self, method: Any, tensors: Mapping[Any, Tensor]) -> Mapping[Any, Tensor]:
+        """Put a client's tensors where recorded steps look: the tensors there, by the same names.
+
+        Where they are of another run, nothing that was recorded is kept.
+        """
+        kinds, known = ({name: (t.shape, t.dtype) for name, t in s.items()} for s in (tensors, self._tensors))
+        if method == self._method and kinds == known:
+            torch._foreach_copy_(list(self._tensors.values()), [tensors[name] for name in self._tensors])
+        else:
+            self._method, self._tensors = method, dict(tensors)
+            self._begin()
+        return self._tensors
+
+    def feedback(self, layers: tuple[str, ...], make: Callable[[], Feedback | None]) -> Feedback | None:
+        """Feedback alignment in these layers, whose matrices stay where they are."""
+        if layers not in self._feedback and (made := make()) is not None:
+            self._feedback[layers] = made
+        return self._feedback.get(layers)
+
+    def stepper(self, advance: Advance, sizes: Sequence[int], layers: tuple[str, ...]) -> Advance:
+        """A function that runs the first steps of one client as they are and replays those worth recording.
+
+        advance: everything a step does to the weights, given what it reads. sizes: rows of all batches to
+        come. layers: of feedback alignment.
+        """
+        left = Counter(sizes)
+
+        def run(step: Step) -> None:
+            size = step.targets.shape[1]
+            left[size] -= 1
+            key = size, layers
+            if key not in self.graphs:
+                # The first step of a size, with whatever layers, makes the optimiser's buffers, and cuDNN's
+                # handles and plans, which a graph must find in place.
+                is_first = not any(rows == size for rows, _ in self.done)
+                if is_first or max(self.done[key], left[size] + 1) < WORTH:
+                    self.done[key] += 1
+                    on_thread_of_size(size, lambda: advance(step))
+                    return
+                self.graphs[key] = on_thread_of_size(size, lambda: self._recorded(step.copied(), advance))
+                if len(self.graphs) > MOST:
+                    self.graphs.popitem(last=False)
+            self.graphs.move_to_end(key)
+            self.graphs[key].run(step)
+
+        return run
+
+    def _recorded(self, step: Step, advance: Advance) -> Recording:
+        def work() -> tuple[Tensor, ...]:
+            advance(step)
+            step.gradients = []
+            assert step.losses is not None
+            return (step.losses, *(() if step.output is None else (step.output.features, step.output.logits)))
+
+        replay, results = self._pool.record(work)
+        return Recording(replay, step.reads, tuple(r.detach() for r in results))
+
 
 _POOL: OrderedDict[tuple[Any, ...], list[Slot]] = OrderedDict()
 _KINDS = 4
