@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
+from fedsolve.gradient import FedAvg
 from fedsolve.gradient.feedback import Feedback, changing_layers, eligible_layers, trained_layers
 
 torch = pytest.importorskip("torch")
@@ -143,8 +144,8 @@ def test_unknown_layer_names_the_near_ones():
 
 @pytest.mark.parametrize("option", ["matrix", "scaling", "route"])
 def test_unknown_options_are_refused(option):
-    with pytest.raises(DataError, match=f"feedback {option} must be .*got 'other'"):
-        Feedback(Small(), ["head"], **{option: "other"})
+    with pytest.raises(DataError, match=f"feedback_{option} must be .*got 'other'"):
+        FedAvg(network="mlp:6", feedback="lowest", **{f"feedback_{option}": "other"})
 
 
 # Where it changes nothing

@@ -137,17 +137,10 @@ def diagonal_fisher(
         rows += len(targets)
         with torch.no_grad():
             logits = network(inputs)
-        for slope in _slopes(logits, targets, losses):
+        for loss_of_rows in losses(logits.requires_grad_(), targets):
+            (slope,) = torch.autograd.grad(loss_of_rows.sum(), logits, retain_graph=True)
             for first in range(0, len(targets), together):
                 part = slice(first, first + together)
                 for name, gradient in squares(weights, inputs[part], slope[part]).items():
                     sums[name] += gradient.double().square_().sum(dim=0)
     return {name: value / max(1, rows) for name, value in sums.items()}
-
-
-def _slopes(logits: Tensor, targets: Tensor, losses: kfac.Losses) -> Iterator[Tensor]:
-    """The gradients of the rows' losses with respect to their logits, loss by loss."""
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        for part in losses(leaf, targets):
-            yield torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0]

@@ -10,13 +10,12 @@ trains as in a round, and keeps its own part of that alone. FedRep, FedBN and Fe
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.gradient_method import ClientGroup, State, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, kept, now
+from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, kept
 from fedsolve.gradient.prototypes import head_names
 
 OWN = "own"
@@ -24,15 +23,11 @@ OWN = "own"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPart(PersonalMethod):
-    """Methods whose clients keep some weights to themselves."""
+    """Methods whose clients keep some weights, `withheld`, to themselves."""
 
     keeps_state = True
     shares_a_predictor = False
     stays = "part of its own"
-
-    @abstractmethod
-    def withheld(self, group: ClientGroup) -> list[str]:
-        """Names of the weights that stay."""
 
     def prepare(self, group: ClientGroup) -> None:
         own = group.state(OWN, group.start)
@@ -47,9 +42,9 @@ class OwnPart(PersonalMethod):
             return PersonalGradientModel.of(model, kept(state, OWN), kept(state))
         with alone(self, model, data) as group:
             group.train()
-            names, (weights, buffers) = self.withheld(group), now(group)
-        own = {name: weights[name] for name in names}
-        return PersonalGradientModel.of(model, own, buffers if self.buffers == "local" else {})
+            own = kept(self.state(group, 0), OWN)
+            buffers = arrays_of(group.buffers_now()) if self.buffers == "local" else {}
+        return PersonalGradientModel.of(model, own, buffers)
 
 
 @register(

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fedsolve.arrays import Array, check_choice, philox_uniforms, uniform_key
+from fedsolve.arrays import Array, philox_uniforms, uniform_key
 from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient.alignment import CHOICES, weight_of
@@ -28,9 +28,6 @@ from fedsolve.gradient.alignment import CHOICES, weight_of
 if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
 
-MATRICES = ("global", "random")
-SCALINGS = ("layer", "row", "none")
-ROUTES = ("layer", "direct")
 HELD = "held."
 """What stands before the names of weights that were sent in an earlier round and still serve as B."""
 
@@ -118,16 +115,13 @@ class Feedback:
         network: nn.Module,
         layers: Iterable[str],
         *,
-        matrix: str = "global",
-        scaling: str = "layer",
-        route: str = "layer",
+        matrix: Literal["global", "random"] = "global",
+        scaling: Literal["layer", "row", "none"] = "layer",
+        route: Literal["layer", "direct"] = "layer",
         seed: int = 0,
         received: Mapping[str, Tensor] | None = None,
         held: bool = False,
     ) -> None:
-        check_choice("feedback matrix", matrix, MATRICES)
-        check_choice("feedback scaling", scaling, SCALINGS)
-        check_choice("feedback route", route, ROUTES)
         self.network = network
         self.layers = (layers,) if isinstance(layers, str) else tuple(dict.fromkeys(layers))
         modules = dict(network.named_modules())

@@ -239,7 +239,6 @@ class ClientGroup:
         plans:   batches of each client, as positions among its rows; the method's own when None. A stack
                  then takes as many steps for everybody: a client without a batch has an empty one.
         """
-
         part = copy.copy(self)
         part.method, part.scratch, part._spare = method, {}, None
         # Feedback alignment is for the weights that are sent.
@@ -263,15 +262,9 @@ class ClientGroup:
 
     # -- training ---------------------------------------------------------------------------------
 
-    def _last(self) -> Array:
-        """The step with which each client's last pass begins."""
-        first: Array = np.maximum(self.steps - steps_per_epoch(self.method, self.sizes, self.least), 0)
-        return first
-
     def train(self) -> None:
         """All local steps of all clients of the group."""
         method = self.method
-        last = self._last()
         with ExitStack() as stack:
             draws = self._draws()
             if draws:
@@ -295,7 +288,7 @@ class ClientGroup:
                 assert step.losses is not None
                 with torch.no_grad():
                     self.losses[:active, number] = step.losses
-                    self._count(step, last[:active] <= number)
+                    self._count(step, self._last[:active] <= number)
             if feedback is not None and method.track is not None:
                 self.agreement = feedback.agreement()
         self._check_losses()
@@ -398,14 +391,13 @@ class ClientGroup:
             # Not the order of the request: a message that was encoded has its arrays sorted.
             names = weight_names(len(widths) - 1)
             return StackedHeads(names, self._stacks(names))
-        if self._stacked:
-            load(self._network, self.start, self.buffers)
-            names = SingleNetwork(self._network, self._slot.lend).names
-            return StackedNetworks(self._network, names, self._stacks(names))
-        if self.method.buffers == "local":
+        if self.method.buffers == "local" and not self._stacked:
             self.buffers = self.own_buffers("buffer")
         load(self._network, self.start, self.buffers)
-        return SingleNetwork(self._network, self._slot.lend)
+        single = SingleNetwork(self._network, self._slot.lend)
+        if not self._stacked:
+            return single
+        return StackedNetworks(self._network, single.names, self._stacks(single.names))
 
     def _lay_out(self, plans: Sequence[Sequence[Array]]) -> None:
         """Make ready for these batches."""
@@ -415,6 +407,8 @@ class ClientGroup:
         self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked, tall)
         self._drawn = None
         self.steps = self.batches.steps
+        # The step with which each client's last pass begins.
+        self._last: Array = np.maximum(self.steps - steps_per_epoch(self.method, self.sizes, self.least), 0)
         shape = len(plans), max(1, int(self.steps.max()))
         self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self.correct = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
@@ -436,7 +430,7 @@ class ClientGroup:
         method = self.method
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
-        seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
+        seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last)]
         # A stack of networks is summed on its device: ten times a million weights stay there.
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
         stay = method.withheld(self)
@@ -458,12 +452,11 @@ class ClientGroup:
                 term.counts |= {"correct": int(correct[place]), "seen": seen[place]}
                 method.contribute(self, place, term)
             terms[client] = term
-            self._file_state(place)
+            if method.stateful:
+                self._file_state(place)
         return terms
 
     def _file_state(self, place: int) -> None:
-        if not self.method.stateful:
-            return
         state = dict(self._states[place] or {})
         if self.steps[place] > 0:
             state = dict((self.method.state(self, place) if self.method.keeps else None) or {})

@@ -21,7 +21,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsolve.backends.torch_later import Tensor, nn, torch
@@ -58,23 +57,6 @@ Key = tuple[int, tuple[str, ...]]
 def replays(device: torch.device) -> bool:
     """Whether steps can be recorded and replayed there."""
     return device.type == "cuda"
-
-
-@dataclass
-class Recording:
-    """A recorded step: what starts it, the tensors it reads, and where it leaves losses and output."""
-
-    replay: Callable[[], None]
-    reads: list[Tensor]
-    results: tuple[Tensor, ...]
-
-    def run(self, step: Step) -> None:
-        """Do to the weights what this step would; its losses and output are filled in."""
-        for place, tensor in zip(self.reads, step.reads, strict=True):
-            place.copy_(tensor)
-        self.replay()
-        step.losses = self.results[0]
-        step.output = NetworkOutput(*self.results[1:]) if len(self.results) == 3 else None
 
 
 def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
@@ -137,7 +119,7 @@ class Recordings:
     def _begin(self) -> None:
         self._feedback: dict[tuple[str, ...], Feedback] = {}
         self.optimiser: Optimiser | None = None
-        self.graphs: OrderedDict[Key, Recording] = OrderedDict()
+        self.graphs: OrderedDict[Key, Advance] = OrderedDict()
         self.done: Counter[Key] = Counter()
 
     def receive(self, method: Any, tensors: Mapping[Any, Tensor]) -> Mapping[Any, Tensor]:
@@ -183,11 +165,13 @@ class Recordings:
                 if len(self.graphs) > MOST:
                     self.graphs.popitem(last=False)
             self.graphs.move_to_end(key)
-            self.graphs[key].run(step)
+            self.graphs[key](step)
 
         return run
 
-    def _recorded(self, step: Step, advance: Advance) -> Recording:
+    def _recorded(self, step: Step, advance: Advance) -> Advance:
+        """A function that does to the weights what its step would, and fills in its losses and output."""
+
         def work() -> tuple[Tensor, ...]:
             advance(step)
             step.gradients = []
@@ -195,7 +179,17 @@ class Recordings:
             return (step.losses, *(() if step.output is None else (step.output.features, step.output.logits)))
 
         replay, results = self._pool.record(work)
-        return Recording(replay, step.reads, tuple(r.detach() for r in results))
+        losses, *output = (result.detach() for result in results)
+        reads = step.reads
+
+        def run(step: Step) -> None:
+            for place, tensor in zip(reads, step.reads, strict=True):
+                place.copy_(tensor)
+            replay()
+            step.losses = losses
+            step.output = NetworkOutput(*output) if output else None
+
+        return run
 
 
 _POOL: OrderedDict[tuple[Any, ...], list[Slot]] = OrderedDict()

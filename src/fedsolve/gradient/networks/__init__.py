@@ -203,12 +203,10 @@ def draws(network: nn.Module, inputs: Tensor) -> bool:
     known = _DRAWS.get(network)
     if known is not None:
         return known
-    device = inputs.device
-    states: list[Callable[[], Tensor]] = [torch.get_rng_state]
-    if device.type == "cuda":
-        states.append(partial(torch.cuda.get_rng_state, device))
+    devices = [inputs.device] if inputs.is_cuda else []
+    states = [torch.get_rng_state, *(partial(torch.cuda.get_rng_state, one) for one in devices)]
     kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    with GENERATOR, torch.random.fork_rng(devices), torch.no_grad():
         before = [state() for state in states]
         network(inputs)
         after = [state() for state in states]
