@@ -15,9 +15,10 @@ import copy
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedsolve.arrays import Array, philox_uniforms, uniform_key
@@ -130,26 +131,24 @@ class Feedback:
         self._seed, self._held = seed, held
         self._received = received or {}
         self._errors: list[Tensor] | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._undo: ExitStack | None = None
 
     def __enter__(self) -> Feedback:
-        if self._undo:
+        if self._undo is not None:
             raise DataError("this feedback is already in use; make another Feedback for a nested block.")
         if self._route == "layer":
             self.receive()
             if self._held:
                 self.rescale()
-        try:
-            self._install()
-        except BaseException:
-            self._restore()
-            raise
+        with ExitStack() as undo:
+            self._install(undo)
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
+    def __exit__(self, *raised: object) -> None:
+        if self._undo is not None:
+            self._undo.close()
+        self._undo = self._errors = None
 
     def receive(self) -> None:
         """Take B anew from what was received, or the network's present weights, as for the next client."""
@@ -203,28 +202,23 @@ class Feedback:
         return alignments
 
     def _norm(self, weight: Tensor) -> Tensor:
-        norm: Tensor
-        if self._scaling == "row":
-            norm = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
-        else:
-            norm = torch.linalg.vector_norm(weight)
+        by_row = self._scaling == "row"
+        axes = tuple(range(1, weight.dim())) if by_row else None
+        norm: Tensor = torch.linalg.vector_norm(weight, dim=axes, keepdim=by_row)
         return norm
 
-    def _install(self) -> None:
+    def _install(self, undo: ExitStack) -> None:
         if self._route == "direct" and self.chosen:
-            self._listen()
+            self._listen(undo)
         for name, layer in self.chosen.items():
             own = layer.module.__dict__
-            before = {"forward": own["forward"]} if "forward" in own else None
-            self._undo.append(partial(own.update, before) if before else partial(own.pop, "forward", None))
+            if "forward" in own:
+                undo.callback(own.update, forward=own["forward"])
+            else:
+                undo.callback(own.pop, "forward", None)
             made = self._direct_forward(name) if self._route == "direct" else self._aligned_forward(layer)
             # A bound method, so that a copy of the network made within the block runs its own weights.
             own["forward"] = MethodType(made, layer.module)
-
-    def _restore(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        self._errors = None
 
     def _aligned_forward(self, layer: _Layer) -> Callable[[Any, Tensor], Tensor]:
         from fedsolve.gradient.feedback_ops import aligned
@@ -265,7 +259,7 @@ class Feedback:
 
         return forward
 
-    def _listen(self) -> None:
+    def _listen(self, undo: ExitStack) -> None:
         """Make every pass through the network remember the gradient of the loss by its output."""
 
         def begin(network: nn.Module, inputs: Any) -> None:
@@ -281,8 +275,8 @@ class Feedback:
             if output.requires_grad and errors is not None:
                 output.register_hook(errors.append)
 
-        self._undo.append(self.network.register_forward_pre_hook(begin).remove)
-        self._undo.append(self.network.register_forward_hook(finish).remove)
+        undo.callback(self.network.register_forward_pre_hook(begin).remove)
+        undo.callback(self.network.register_forward_hook(finish).remove)
 
 
 @dataclass(slots=True)
