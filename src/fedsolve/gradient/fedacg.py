@@ -31,10 +31,7 @@ class FedACG(GradientMethod):
         "uniform", "Whether clients count by their rows or all alike, as in the authors' code."
     )
     lookahead: float = parameter(
-        0.85,
-        "Share of the newest step that is taken in advance (lambda); at 1 the momentum would never fade.",
-        least=0,
-        below=1,
+        0.85, "Share of the newest step taken in advance (lambda); 1 would never fade.", least=0, below=1
     )
     proximal: float = parameter(0.002, "Strength of the pull (beta) with the factor 1/2.", least=0)
 

@@ -31,10 +31,7 @@ class FedAvgM(GradientMethod):
     tensors_only = True
 
     server_momentum: float = parameter(
-        0.9,
-        "Momentum of the server (beta); 0 is FedAvg, and at 1 the velocity would never fade.",
-        least=0,
-        below=1,
+        0.9, "Momentum of the server (beta); 0 is FedAvg, 1 would never fade.", least=0, below=1
     )
     server_form: Literal["classic", "nesterov", "damped"] = parameter(
         "classic", "Momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta."

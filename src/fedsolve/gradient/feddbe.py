@@ -65,10 +65,7 @@ class FedDBE(PersonalMethod):
         1.0, "Share of the newest batch in a client's mean feature; 1 is that batch alone.", above=0, most=1
     )
     shift_rate: float | None = parameter(
-        None,
-        "Learning rate of a client's shift, decaying like --rate; 0 has no shift.",
-        least=0,
-        none="as --rate",
+        None, "Rate of a client's shift, decaying like --rate; 0 has no shift.", least=0, none="as --rate"
     )
 
     discard_first: bool = parameter(

@@ -51,16 +51,10 @@ class FedSelect(PersonalMethod):
 
     weighting: Literal["size", "uniform"] = "uniform"
     select_share: float = parameter(
-        0.25,
-        "Share of a tensor's shared entries that a selection makes the client's own; 0 never.",
-        least=0,
-        most=1,
+        0.25, "Share of a tensor's shared entries that a selection takes; 0 never.", least=0, most=1
     )
     select_target: float = parameter(
-        0.8,
-        "Share of a tensor above which no more are made its own; a selection may overshoot it.",
-        least=0,
-        most=1,
+        0.8, "Own share of a tensor above which no more are taken; may be overshot.", least=0, most=1
     )
     select_every: int = parameter(3, "Rounds of a client between two selections.", least=1)
 
