@@ -52,7 +52,7 @@ class GroupRows:
         self.sizes = np.array([len(client) for client in clients])
         weighed = zip(self.sizes.tolist(), self.weights, strict=True)
         self.counted = np.array([rows if given is None else float(given.sum()) for rows, given in weighed])
-        self._images = ImageInputs(method.parameters(), features, device)
+        self.images = ImageInputs(method.parameters(), features, device)
         sources = {id(client.source): client.source for client in clients}
         ends = np.cumsum([len(source) for source in sources.values()])
         starts = dict(zip(sources, [0, *ends.tolist()], strict=False))
@@ -68,17 +68,12 @@ class GroupRows:
         """Whether rows of a client count by weights."""
         return any(given is not None for given in self.weights)
 
-    @property
-    def moved(self) -> bool:
-        """Whether images are cut or mirrored in training."""
-        return self._images.moved
-
     def read(self, numbers: Tensor, moves: Tensor | None = None) -> Tensor:
         """Inputs of the network from the rows with these numbers; moves (rows, 3) for images in training."""
         if isinstance(self._stored, torch.Tensor):
-            return self._images.read(self._stored[numbers], moves)
+            return self.images.read(self._stored[numbers], moves)
         rows = np.ascontiguousarray(_plain(self._stored[numbers.cpu().numpy()]))
-        return self._images.read(torch.from_numpy(rows).to(self.device), moves)
+        return self.images.read(torch.from_numpy(rows).to(self.device), moves)
 
     def of(self, client: int, rows: int = 2048) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows of a client in their order, at most `rows` at a time: inputs and targets."""
@@ -168,7 +163,7 @@ class GroupBatches:
         self._targets = torch.as_tensor(targets, device=rows.device)
         self._share = torch.as_tensor(share, dtype=rows.dtype, device=rows.device)
         self._moves: Tensor | None = None
-        if rows.moved:
+        if rows.images.moved:
             moves = plan_moves(method, self._lengths, rows.clients, round_, self._tall)
             self._moves = torch.as_tensor(moves, device=rows.device)
 

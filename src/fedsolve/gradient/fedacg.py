@@ -39,8 +39,6 @@ class FedACG(GradientMethod):
         pull(step, self.proximal)
 
     def outgoing(self, server: ServerState) -> Weights:
-        if self.lookahead == 0:
-            return server.weights
         momentum = server.kept("momentum")
         return {name: array + self.lookahead * momentum[name] for name, array in server.weights.items()}
 

@@ -35,16 +35,13 @@ class FedLC(GradientMethod):
     def prepare(self, group: ClientGroup) -> None:
         counts = group.class_counts
         if self.calibration == 0:
-            margin, rivals = None, torch.full_like(counts[:, 0], group.classes - 1)
+            margin, rivals = torch.zeros_like(counts), torch.full_like(counts[:, 0], group.classes - 1)
         else:
             margin, rivals = self.calibration * counts.pow(-0.25), (counts > 0).sum(dim=1) - 1
         group.scratch["margin"], group.scratch["alone"] = margin, rivals < 1
 
     def losses(self, step: Step) -> Tensor:
-        logits = step.forward().logits
-        margin = step.group.scratch["margin"]
-        if margin is not None:
-            logits = logits - step.leading(margin).unsqueeze(1)
+        logits = step.forward().logits - step.leading(step.group.scratch["margin"]).unsqueeze(1)
         return step.cross_entropy(logits) if self.calibration_form == "softmax" else self._paper(step, logits)
 
     def _paper(self, step: Step, logits: Tensor) -> Tensor:

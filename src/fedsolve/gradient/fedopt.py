@@ -35,9 +35,7 @@ class FedOpt(GradientMethod):
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         steps = {name: mean[name] - weight for name, weight in server.weights.items()}
-        first, squares = server.kept("first"), server.kept("squares")
-        if "squares." + next(iter(steps)) not in server.memory:
-            squares = {name: array + self.adaptivity**2 for name, array in squares.items()}
+        first, squares = server.kept("first"), server.kept("squares", self.adaptivity**2)
         for name, step in steps.items():
             first[name] = self.beta_1 * first[name] + (1 - self.beta_1) * step
             before, new = squares[name], step**2

@@ -176,7 +176,6 @@ class GradientMethod(Method[GradientModel]):
             object.__setattr__(self, name, _written(getattr(self, name)))
         super().__post_init__()
         augmentation.check_parameters(self)
-        optimisers.check_schedule(self)
         check_feedback(self)
         self._check()
 
@@ -188,6 +187,19 @@ class GradientMethod(Method[GradientModel]):
         other, chosen = self.optimiser != "sgd", self.feedback in CHOICES
         measure = "track" if self.track == "drift" else "feedback"
         for is_refused, why in (
+            (
+                (self.schedule == "step") != bool(optimisers.milestones(self)),
+                "schedule 'step' and schedule_rounds go together; got "
+                f"{self.schedule!r} and {self.schedule_rounds!r}.",
+            ),
+            (
+                self.schedule != "step" and self.schedule_factor != optimisers.SCHEDULE_FACTOR,
+                f"schedule_factor ({self.schedule_factor}) is of schedule 'step'; got {self.schedule!r}.",
+            ),
+            (
+                self.warmup > self.rounds,
+                f"warmup ({self.warmup}) is longer than the run ({self.rounds} rounds).",
+            ),
             (
                 other and self.momentum,
                 f"momentum ({self.momentum}) is of the optimiser sgd; {self.optimiser} has moments of its "

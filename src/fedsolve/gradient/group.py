@@ -301,8 +301,7 @@ class ClientGroup:
         parts: dict[str, dict[str, Any]] = {
             part: getattr(self, part) for part in ("start", "received", "scratch")
         }
-        named = [((part, n), value) for part, own in parts.items() for n, value in own.items()]
-        tensors = {name: value for name, value in named if value is not None}
+        tensors = {(part, n): value for part, own in parts.items() for n, value in own.items()}
         if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
             return None
         kept = self._slot.recordings(self._network)

@@ -159,18 +159,3 @@ def milestones(method: GradientMethod) -> list[int]:
             f"schedule_rounds are rounds from 1 on, joined by commas, such as 50,75; got {text!r}."
         )
     return found
-
-
-def check_schedule(method: GradientMethod) -> None:
-    """Refuse parameters of a schedule that do not go together."""
-    if (method.schedule == "step") != bool(milestones(method)):
-        raise DataError(
-            "schedule 'step' and schedule_rounds go together; got "
-            f"{method.schedule!r} and {method.schedule_rounds!r}."
-        )
-    if method.schedule != "step" and method.schedule_factor != SCHEDULE_FACTOR:
-        raise DataError(
-            f"schedule_factor ({method.schedule_factor}) is of schedule 'step'; got {method.schedule!r}."
-        )
-    if method.warmup > method.rounds:
-        raise DataError(f"warmup ({method.warmup}) is longer than the run ({method.rounds} rounds).")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.container import with_prefix
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term, Total
 
@@ -46,10 +47,10 @@ class ServerState:
         precision = np.dtype(self.method.precision)
         return doubles({n: w.astype(precision) for n, w in self.method.outgoing(self).items()})
 
-    def kept(self, prefix: str) -> Weights:
-        """Arrays `prefix.NAME` of the memory by weight name; zeros before the first."""
+    def kept(self, prefix: str, first: float = 0.0) -> Weights:
+        """Arrays `prefix.NAME` of the memory by weight name, and what they hold at first."""
         return {
-            name: self.memory.get(f"{prefix}.{name}", np.zeros(array.shape))
+            name: self.memory.get(f"{prefix}.{name}", np.full(array.shape, first))
             for name, array in self.weights.items()
         }
 
@@ -82,10 +83,10 @@ def weight_of(total: Total, client: str) -> float:
 def gathered(total: Total) -> dict[str, Weights]:
     """By client and name: what was set apart."""
     by_client: dict[str, Weights] = {client: {} for client in trained(total)}
-    for full, array in total.term.arrays.items():
-        name, apart, client = full.partition("@")
-        if apart and name.startswith("own.") and client in by_client:
-            by_client[client][name.removeprefix("own.")] = array
+    for full, array in with_prefix(total.term.arrays, "own.").items():
+        name, _, client = full.partition("@")
+        if client in by_client:
+            by_client[client][name] = array
     return by_client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedsolve.labels import positions
 TARGETS = ("global", "aggregated")
 
 
+@dataclass(eq=False)
 class Watch(Follower):
     """Looks after every exchange of a run: what the newest models do on test rows.
 
@@ -32,23 +34,18 @@ class Watch(Follower):
     representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
     """
 
-    def __init__(
-        self,
-        features: Array,
-        labels: Array,
-        *,
-        targets: tuple[str, ...] = (),
-        every: int = 1,
-        representation: bool = False,
-    ) -> None:
-        for target in targets:
+    features: Array
+    labels: Array
+    _: KW_ONLY
+    targets: tuple[str, ...] = ()
+    every: int = 1
+    representation: bool = False
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
             if target not in TARGETS:
                 raise DataError(f"unknown target '{target}'; known are {', '.join(TARGETS)}.")
-        self.features = features
-        self.labels = np.asarray(labels)
-        self.targets = targets
-        self.every = every
-        self.representation = representation
+        self.labels = np.asarray(self.labels)
 
     def look(self, run: StagedRun[Any]) -> dict[str, Any]:
         inner = run.run
