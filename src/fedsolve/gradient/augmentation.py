@@ -48,8 +48,7 @@ class ImageInputs:
         network, shape = parameters["network"], networks.shape_from(parameters["shape"])
         mean, deviation = parameters["pixel_mean"], parameters["pixel_deviation"]
         crop, flip, precision = parameters["crop"], parameters["flip"], precision or parameters["precision"]
-        if shape is not None:
-            networks.checked_shape(shape, features)
+        stored = None if shape is None else networks.checked_shape(shape, features)
         self._dtype: torch.dtype = getattr(torch, precision)
         self._taken = networks.input_shape(network, features, shape)
         self.crop = crop
@@ -58,7 +57,14 @@ class ImageInputs:
         self._shift: Tensor | None = None
         if not self.moved and mean is None:
             return
-        self._image = _image_shape(self._taken, features, shape)
+        # Heads take images flat, and then their shape must be given.
+        self._image = self._taken or stored
+        if self._image is None:
+            raise DataError(
+                "crop, flip, pixel_mean and pixel_deviation are for images. Give shape "
+                f"(channels,height,width) where a network takes rows of pixels ({features} of them here), or "
+                "leave these parameters out."
+            )
         if crop >= min(self._image[1:]):
             raise DataError(
                 f"crop must be smaller than the sides of an image, or a window may hold nothing of it; got "
@@ -157,17 +163,3 @@ def _for_channels(text: str, name: str, channels: int) -> list[float]:
     if len(numbers) not in (1, channels):
         raise DataError(f"{name} has {len(numbers)} numbers ({text}), and the images {channels} channels.")
     return numbers
-
-
-def _image_shape(
-    taken: tuple[int, int, int] | None, features: int, shape: Sequence[int] | None
-) -> tuple[int, int, int]:
-    """The shape of the images in the rows; heads take them flat, and then the shape must be given."""
-    if taken is not None:
-        return taken
-    if shape is None:
-        raise DataError(
-            "crop, flip, pixel_mean and pixel_deviation are for images. Give shape (channels,height,width) "
-            f"where a network takes rows of pixels ({features} of them here), or leave these parameters out."
-        )
-    return networks.checked_shape(shape, features)

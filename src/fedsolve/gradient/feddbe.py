@@ -113,7 +113,11 @@ class FedDBE(PersonalMethod):
         scratch = step.group.scratch
         output = step.forward()
         if self._moves(step.group):
-            output = step.output = self._shifted(step, output)
+            # The output for shifted features: the last layer is linear, so its weight times m is added.
+            scratch["moved"] = moved = step.leading(scratch["shift"]).detach().clone().requires_grad_()
+            weight = step.weights[-2] if step.group.learners.stacked else scratch["classifier"][None]
+            shift = torch.matmul(moved.unsqueeze(-2), weight.mT)
+            output = step.output = NetworkOutput(output.features, output.logits + shift)
         losses = step.cross_entropy(output.logits)
         if self._pulls and self._discards(step.group.round):
             scratch["newest"] = self._mean(step, output.features).detach()
@@ -136,13 +140,6 @@ class FedDBE(PersonalMethod):
             step.leading(scratch["shift"]).sub_(step.gradients.pop(), alpha=rate)
         if "newest" in scratch:
             step.leading(scratch["mean"]).copy_(scratch["newest"])
-
-    def _shifted(self, step: Step, output: NetworkOutput) -> NetworkOutput:
-        """The output for shifted features: the last layer is linear, so its weight times m is added."""
-        scratch = step.group.scratch
-        scratch["moved"] = moved = step.leading(scratch["shift"]).detach().clone().requires_grad_()
-        weight = step.weights[-2] if step.group.learners.stacked else scratch["classifier"][None]
-        return NetworkOutput(output.features, output.logits + torch.matmul(moved.unsqueeze(-2), weight.mT))
 
     def _mean(self, step: Step, features: Tensor) -> Tensor:
         """mu of this step, (clients, width)."""

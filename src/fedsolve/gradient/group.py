@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -268,7 +268,12 @@ class ClientGroup:
         with ExitStack() as stack:
             draws = self._draws()
             if draws:
-                stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
+                # Dropout draws from a generator that all threads share: one client at a time.
+                stack.enter_context(GENERATOR)
+                stack.enter_context(
+                    torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+                )
+                torch.manual_seed(int(self.generator(0, "dropout").integers(2**63)))
             method.prepare(self)
             single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
@@ -462,14 +467,3 @@ class ClientGroup:
             if self.method.buffers == "local":
                 state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         self.memories[place].states.write(self.run, self.exchange, state, self._since[place])
-
-
-@contextmanager
-def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[None]:
-    """Torch's own generators, seeded from this stream and restored afterwards; one client at a time.
-
-    Dropout draws from a generator that all threads share.
-    """
-    with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int(generator.integers(2**63)))
-        yield

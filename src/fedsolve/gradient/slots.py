@@ -211,7 +211,7 @@ class Slot:
     def __init__(self, make: Callable[[], nn.Module], device: torch.device) -> None:
         self._make = make
         self._modules: list[tuple[nn.Module, dict[str, Tensor]]] = []
-        self._lent = 0
+        self.lent = 0
         self._recordings: dict[int, Recordings] = {}
         self.user: Any = None
         self.pool = Pool()
@@ -226,12 +226,12 @@ class Slot:
         that do not travel, such as counters of batches, start as they were built, since who used them last
         is chance.
         """
-        if self._lent == len(self._modules):
+        if self.lent == len(self._modules):
             network = self._make()
             fresh = {name: counter.clone() for name, counter in _counters(network).items()}
             self._modules.append((network, fresh))
-        network, fresh = self._modules[self._lent]
-        self._lent += 1
+        network, fresh = self._modules[self.lent]
+        self.lent += 1
         for name, counter in _counters(network).items():
             counter.copy_(fresh[name])
         return network.train()
@@ -240,19 +240,10 @@ class Slot:
         """What was recorded with one of the slot's modules."""
         return self._recordings.setdefault(id(network), Recordings(self.pool))
 
-    @contextmanager
-    def used(self) -> Iterator[Slot]:
-        """The slot, at work on its own stream; done when the block ends."""
-        self._lent = 0
-        with torch.cuda.stream(self.stream):
-            yield self
-        if self.stream is not None:
-            self.stream.synchronize()
-
 
 @contextmanager
 def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.device) -> Iterator[Slot]:
-    """A slot for the method's network, which comes back at the end."""
+    """A slot for the method's network, at work on its own stream; it comes back at the end."""
     networks.check_allowed(method.network)  # also where the module was made for somebody else
     kind = method.network, networks.custom.serial(method.network)
     key = (*kind, features, outputs, method.precision, method.shape, str(device))
@@ -260,10 +251,12 @@ def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.
         slot = _chosen(_POOL.get(key, []), method, replays(device))
     if slot is None:
         slot = Slot(lambda: method.build(features, outputs).to(device), device)
-    slot.user = method
+    slot.user, slot.lent = method, 0
     try:
-        with slot.used():
+        with torch.cuda.stream(slot.stream):
             yield slot
+        if slot.stream is not None:
+            slot.stream.synchronize()
     finally:
         with _LOCK:
             _POOL.setdefault(key, []).append(slot)

@@ -38,6 +38,7 @@ STACKED = ("cnn",)
 STACKED_FEATURES = 3 * 64 * 64
 """Numbers of an image up to which they do: stacks of larger networks take gigabytes."""
 NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
+KNOWN = (*NETWORKS, *(f"{name}:gn" for name in NORMALISED), "mobilenet_v2:stock")
 SHAPES = {math.prod(s): s for s in ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64))}
 """Shapes of images that their number of features says."""
 
@@ -67,7 +68,7 @@ def build_network(
     if kind == custom.PREFIX:
         network = custom.registered(name)
     elif kind not in NETWORKS:
-        network = custom.made_by(kind, str(option), features, outputs, seed, _known())
+        network = custom.made_by(kind, str(option), features, outputs, seed, KNOWN)
     elif widths := stacked_widths(name, features, outputs):
         network = made(partial(stack, widths), "zero" if len(widths) == 2 else "torch", seed)
     else:
@@ -234,10 +235,6 @@ def float_buffers(network: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in network.named_buffers() if value.is_floating_point()}
 
 
-def _known() -> tuple[str, ...]:
-    return (*NETWORKS, *(f"{name}:gn" for name in NORMALISED), "mobilenet_v2:stock")
-
-
 def _parsed(name: str) -> tuple[str, str | None]:
     """What stands before and after the colon of a network's name."""
     if not isinstance(name, str):
@@ -251,15 +248,15 @@ def _parsed(name: str) -> tuple[str, str | None]:
         hidden_widths(option)
         return kind, option
     if kind in NETWORKS:
-        if option is not None and name not in _known():
-            offered = " or ".join(known for known in _known() if known.partition(":")[0] == kind)
+        if option is not None and name not in KNOWN:
+            offered = " or ".join(known for known in KNOWN if known.partition(":")[0] == kind)
             raise DataError(f"network '{name}': '{rest}' is no option of {kind}; there is {offered}.")
         return kind, option
     named = kind == custom.PREFIX or all(part.isidentifier() for part in [*kind.split("."), rest])
     if colon and rest and named:
         return kind, option
     raise DataError(
-        f"unknown network '{name}'.{did_you_mean(name, _known())} Known are {', '.join(_known())}, "
+        f"unknown network '{name}'.{did_you_mean(name, KNOWN)} Known are {', '.join(KNOWN)}, "
         "mlp:W1,W2,..., package.module:factory and what register_network(module) returns."
     )
 
