@@ -26,10 +26,7 @@ class FedNova(GradientMethod):
 
     averages = False
 
-    optimiser: Literal["sgd"] = parameter(
-        "sgd",
-        "Only sgd: Adam's steps do not tell how much each gradient counts.",
-    )
+    optimiser: Literal["sgd"] = parameter("sgd", "Only sgd: Adam's steps do not tell what a gradient counts.")
 
     def weight(self, group: ClientGroup, client: int) -> float:
         return super().weight(group, client) / self._steps(group, client)

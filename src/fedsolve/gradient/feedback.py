@@ -124,9 +124,8 @@ class Feedback:
         held: bool = False,
     ) -> None:
         self.network = network
-        self.layers = (layers,) if isinstance(layers, str) else tuple(dict.fromkeys(layers))
         modules = dict(network.named_modules())
-        self.chosen = {name: _Layer(_find(network, modules, name)) for name in self.layers}
+        self.chosen = {name: _Layer(_find(network, modules, name)) for name in layers}
         self._matrix, self._scaling, self._route = matrix, scaling, route
         self._seed, self._held = seed, held
         self._received = received or {}

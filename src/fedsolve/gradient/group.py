@@ -401,7 +401,7 @@ class ClientGroup:
         single = SingleNetwork(self._network, self._slot.lend)
         if not self._stacked:
             return single
-        return StackedNetworks(self._network, single.names, self._stacks(single.names))
+        return StackedNetworks(single.names, self._stacks(single.names), self._network)
 
     def _lay_out(self, plans: Sequence[Sequence[Array]]) -> None:
         """Make ready for these batches."""

@@ -82,14 +82,13 @@ class SingleNetwork(Learners):
         return torch.no_grad()(lambda inputs: frozen.forward(inputs, frozen.weights))
 
 
+@dataclass
 class Stack(Learners):
     """Networks of one kind, once per client: weights (clients, ...)."""
 
     stacked = True
-
-    def __init__(self, names: list[str], weights: list[Tensor]) -> None:
-        self.names = names
-        self.weights = weights
+    names: list[str]
+    weights: list[Tensor]
 
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
         def forward(inputs: Tensor) -> NetworkOutput:
@@ -122,15 +121,14 @@ class StackedHeads(Stack):
         return value
 
 
+@dataclass
 class StackedNetworks(Stack):
     """A torch module, with the weights of many clients: every kernel works for all of them.
 
     network: the module; what it has besides the weights that are trained is the same for all.
     """
 
-    def __init__(self, network: nn.Module, names: list[str], weights: list[Tensor]) -> None:
-        super().__init__(names, weights)
-        self.network = network
+    network: nn.Module
 
     def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         from torch.func import vmap

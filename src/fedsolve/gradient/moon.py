@@ -55,16 +55,16 @@ class MOON(GradientMethod):
         anchors, known = [group.reference(group.start)], []
         for age in range(self.previous_models):
             kept = [f"{PREVIOUS}{age or ''}.{group.names[0]}" in (state or {}) for state in states]
-            known.append([has or (begins and age == 0) for has in kept])
-            if any(known[-1]):
+            here = [has or (begins and age == 0) for has in kept]
+            if any(here):
+                known.append(here)
                 # Weights that are not trained are no part of the state.
                 previous = group.start | group.state(f"{PREVIOUS}{age or ''}", start)
                 own = group.own_buffers(f"{STATISTICS}{age or ''}") if all(kept) else buffers
                 anchors.append(group.reference(previous, own))
-        several = len(anchors) - 1
-        if several:
+        if known:
             group.scratch["anchors"] = anchors
-            group.scratch["known"] = torch.tensor(known[:several], device=group.device)[..., None]
+            group.scratch["known"] = torch.tensor(known, device=group.device)[..., None]
 
     def losses(self, step: Step) -> Tensor:
         output = step.forward()

@@ -111,7 +111,6 @@ def solve(
     start: Array,
     floor: float = 0.0,
     tolerance: float = TOLERANCE["float64"],
-    iterations: int = ITERATIONS,
 ) -> Solution:
     """M with sum_k p_k B_k M A_k + floor (M - start) = target, by preconditioned conjugate gradients.
 
@@ -147,7 +146,7 @@ def solve(
     direction = preconditioned(residual)
     product = float(np.vdot(residual, direction))
     taken = 0
-    while best_norm > limit and taken < iterations and product > 0:
+    while best_norm > limit and taken < ITERATIONS and product > 0:
         image = operator(direction)
         curved = float(np.vdot(direction, image))
         if curved <= 0:

@@ -215,9 +215,8 @@ class Slot:
         self._recordings: dict[int, Recordings] = {}
         self.user: Any = None
         self.pool = Pool()
-        self.stream: Any = None
-        if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        on_gpu = device.type == "cuda"
+        self.stream: Any = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def lend(self) -> nn.Module:
         """A module in training mode, lent to one user until the slot is given back.
