@@ -61,10 +61,7 @@ def answer_training(
 
 def _measure(group: ClientGroup, place: int, term: Term) -> None:
     """What the choice of layers and the measure of drift need, in unweighted sums."""
-    method = group.method
-    if method.feedback not in CHOICES and method.track is None:
-        return
-    weights = group.weights_of(place)
+    method, weights = group.method, group.weights_of(place)
     if method.feedback in CHOICES:
         names = {layer: weight_of(layer) for layer in group.note["layers"]}
         updates = {layer: weights[n].double() - group.start[n].double() for layer, n in names.items()}
@@ -96,6 +93,5 @@ def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequ
             move = float(np.sqrt(sum(squares)))
             # The number is enough to answer a repeated question; the update itself is no longer needed.
             memory.cache["move"] = (run, exchange, move)
-        drift = 0.0 if move is None else float(move)
-        terms.append(Term({"drift": np.array([drift])}, {"trained": int(move is not None)}))
+        terms.append(Term({"drift": np.array([move or 0.0])}, {"trained": int(move is not None)}))
     return terms

@@ -72,7 +72,7 @@ class ImageInputs:
             )
         if mean is not None and deviation is not None:
             shift, scale = (
-                torch.tensor(_for_channels(text, name, self._image[0]), dtype=torch.float64).reshape(-1, 1, 1)
+                torch.tensor(_numbers(text, name, self._image[0]), dtype=torch.float64).reshape(-1, 1, 1)
                 for text, name in ((mean, "pixel_mean"), (deviation, "pixel_deviation"))
             )
             # Of pixels in [-1, 1], which are 2 p - 1.
@@ -145,7 +145,7 @@ def check_parameters(method: GradientMethod) -> None:
             raise DataError(f"pixel_deviation must be positive; got {method.pixel_deviation!r}.")
 
 
-def _numbers(text: Any, name: str) -> list[float]:
+def _numbers(text: Any, name: str, channels: int | None = None) -> list[float]:
     try:
         numbers = [float(part) for part in str(text).split(",")]
     except ValueError:
@@ -155,11 +155,6 @@ def _numbers(text: Any, name: str) -> list[float]:
             f"{name} is a number, or one for each channel joined by commas, such as 0.49,0.48,0.45; "
             f"got {text!r}."
         )
-    return numbers
-
-
-def _for_channels(text: str, name: str, channels: int) -> list[float]:
-    numbers = _numbers(text, name)
-    if len(numbers) not in (1, channels):
+    if channels is not None and len(numbers) not in (1, channels):
         raise DataError(f"{name} has {len(numbers)} numbers ({text}), and the images {channels} channels.")
     return numbers

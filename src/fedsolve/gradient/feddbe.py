@@ -15,8 +15,8 @@ round; it is moved by plain SGD, without momentum, decay or clipping. Everything
 g is found once, by sums: in the first round clients train without the second term and send the sum of their
 features, under the model they end with, and their rows; the weights are averaged. `discard_first` is the
 authors' form: that round has no m_i, g is the mean by rows of every client's mu at its end, and the rest of
-what it trained is thrown away. Under partial participation g is that of the
-first round's clients. On frozen features ("linear") the second term has no gradient, and only m_i acts.
+what it trained is thrown away. Under partial participation g is that of the first round's clients. On frozen
+features ("linear") the second term has no gradient, and only m_i acts.
 
 A client's own model is the shared one with its m_i; that of a client that never took part has m_i = 0, so
 it is the shared one.

@@ -119,10 +119,9 @@ def diagonal_fisher(
     """The mean over rows of the squared gradients of any network, by weight name, in float64."""
     from torch.func import functional_call, grad, vmap
 
-    parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    buffers = dict(network.named_buffers())
-    weights = {name: parameters.pop(name) for name in names}
-    rest = {**parameters, **buffers}
+    rest = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    weights = {name: rest.pop(name) for name in names}
+    rest |= dict(network.named_buffers())
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     numbers = sum(weight.numel() for weight in weights.values())
     together = max(1, _NUMBERS // numbers)

@@ -185,8 +185,14 @@ class FedGen(GradientMethod):
         sums = counts.sum(axis=0)
         trust = torch.as_tensor(counts / np.where(sums > 0, sums, 1.0), dtype=dtype).to(device)
         known = np.flatnonzero(sums > 0)
-        generator, optimiser = self._restored(server, layer[0].shape[1], device)
-        parameters: list[Tensor] = list(generator.parameters())
+        generator = build_generator(self, classes, layer[0].shape[1]).to(dtype)
+        weights = with_prefix(server.memory, "generator.")
+        generator.load_state_dict({n: torch.as_tensor(a) for n, a in weights.items()}, strict=False)
+        parameters: list[Tensor] = list(generator.to(device).parameters())
+        # Adam goes on where it was left.
+        rate = self.generator_rate * self.generator_decay**server.round
+        optimiser = Optimiser("adam", rate, 0.0, WEIGHT_DECAY)
+        optimiser.resume(with_prefix(server.memory, "adam."), parameters)
         rng = stream(self.seed, "fedgen", server.round)
         for _ in range(self.generator_steps):
             targets = torch.as_tensor(known[rng.integers(len(known), size=GENERATED)], device=device)
@@ -201,18 +207,6 @@ class FedGen(GradientMethod):
                 optimiser.step(parameters, gradients)
         server.memory |= _arrays(generator)
         server.memory |= {f"adam.{name}": array for name, array in optimiser.state().items()}
-
-    def _restored(self, server: ServerState, width: int, device: torch.device) -> tuple[nn.Module, Optimiser]:
-        """The generator of the server's memory, and its Adam where that was left."""
-        dtype = getattr(torch, self.precision)
-        generator = build_generator(self, server.spec.outputs, width).to(dtype)
-        weights = with_prefix(server.memory, "generator.")
-        rate = self.generator_rate * self.generator_decay**server.round
-        generator.load_state_dict({n: torch.as_tensor(a) for n, a in weights.items()}, strict=False)
-        generator.to(device)
-        optimiser = Optimiser("adam", rate, 0.0, WEIGHT_DECAY)
-        optimiser.resume(with_prefix(server.memory, "adam."), list(generator.parameters()))
-        return generator, optimiser
 
 
 def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:

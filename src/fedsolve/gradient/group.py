@@ -309,7 +309,7 @@ class ClientGroup:
         tensors = {(part, n): value for part, own in parts.items() for n, value in own.items()}
         if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
             return None
-        kept = self._slot.recordings(self._network)
+        kept = self._slot.recordings.setdefault(id(self._network), Recordings(self._slot.pool))
         # From here on the group's tensors are those that recorded steps read, with this client's values.
         for (part, name), tensor in kept.receive(self.method, tensors).items():
             parts[part][name] = tensor

@@ -84,14 +84,13 @@ def pixel_address(
             channels = {1: "channels=gray", 3: "channels=rgb"}.get(shape[0])
             named = f"pixels:{shape[1]}x{shape[2]}" + (f"?{channels}" if channels else "")
     address = Address.parse(named, strict=True)
-    kind = address.scheme
-    if kind != "pixels" and takes_images(network, shape):
+    if address.scheme != "pixels":
+        if not takes_images(network, shape):
+            raise _no_pixels(named)
         raise DataError(
             f"network '{network}' takes images, and backbone '{named}' gives features. Leave out --backbone, "
             "or name pixels:SIZE; on features train a linear network or mlp:256."
         )
-    if kind != "pixels":
-        raise _no_pixels(named)
     filled = named
     for default, said in ((ORDER, {"order"}), (SCALE, {"normalise", "mean", "std"})):
         if not said & {*address.options}:

@@ -62,11 +62,8 @@ class Scaffold(GradientMethod):
         return {f"control.{name}": total / server.clients for name, total in server.kept("controls").items()}
 
     def prepare(self, group: ClientGroup) -> None:
-        group.scratch["own"] = group.state("control", group.nothing())
-        common = {name: group.received[f"control.{name}"] for name in group.names}
-        group.scratch["correction"] = {
-            name: common[name] - group.scratch["own"][name] for name in group.names
-        }
+        group.scratch["own"] = own = group.state("control", group.nothing())
+        group.scratch["correction"] = {n: group.received[f"control.{n}"] - own[n] for n in group.names}
         if self.control == "gradient":
             group.scratch["fresh"] = [full_gradient(group, client) for client in range(len(group.clients))]
 

@@ -205,14 +205,15 @@ _LOCK = threading.Lock()
 class Slot:
     """Modules of one kind, the steps recorded with them, and a stream of the GPU.
 
-    user: the method that the slot was last used by. pool: memory of the recorded steps.
+    user: the method that the slot was last used by. recordings: with each module, by its id. pool: their
+    memory.
     """
 
     def __init__(self, make: Callable[[], nn.Module], device: torch.device) -> None:
         self._make = make
         self._modules: list[tuple[nn.Module, dict[str, Tensor]]] = []
         self.lent = 0
-        self._recordings: dict[int, Recordings] = {}
+        self.recordings: dict[int, Recordings] = {}
         self.user: Any = None
         self.pool = Pool()
         on_gpu = device.type == "cuda"
@@ -234,10 +235,6 @@ class Slot:
         for name, counter in _counters(network).items():
             counter.copy_(fresh[name])
         return network.train()
-
-    def recordings(self, network: nn.Module) -> Recordings:
-        """What was recorded with one of the slot's modules."""
-        return self._recordings.setdefault(id(network), Recordings(self.pool))
 
 
 @contextmanager

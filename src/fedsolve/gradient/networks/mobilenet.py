@@ -7,9 +7,8 @@ Differences to the network for 224 px, chosen for 28 to 64 px; `mobilenet_v2:sto
     stem        as many input channels as the images have: 1 for gray, 3 for colour
     dropout     none (was 0.2 before the classifier)
 
-With colour and 10 classes 2,236,682 parameters, as many as the network for 224 px. Weights start as
-those of the original code bases: convolutions normal with variance 2 / fan_out, classifier normal
-with standard deviation 0.01 and bias zero.
+With colour and 10 classes 2,236,682 parameters, as many as the network for 224 px. Weights start as those of
+the original code bases (`initial`: small head).
 """
 
 from __future__ import annotations
