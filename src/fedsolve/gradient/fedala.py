@@ -100,6 +100,8 @@ class Merge:
     def learn(self) -> None:
         """Passes over each client's share of rows: one, or the first time as many as it takes to settle."""
         active = self._differs.copy()
+        if not active.any():
+            return
         plans = [self._plan(client) if active[client] else [] for client in range(len(active))]
         part = self._group.again(self._method, self._group.weights_now() | self.theta(), plans=plans)
         seen: list[list[float]] = [[] for _ in active]

@@ -20,7 +20,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsolve.backends.torch_later import Tensor, nn, torch
@@ -249,7 +249,7 @@ def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.
         slot = Slot(lambda: method.build(features, outputs).to(device), device)
     slot.user, slot.lent = method, 0
     try:
-        with torch.cuda.stream(slot.stream):
+        with nullcontext() if slot.stream is None else torch.cuda.stream(slot.stream):
             yield slot
         if slot.stream is not None:
             slot.stream.synchronize()
