@@ -16,7 +16,7 @@ its last one is called "classifier".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -205,7 +205,8 @@ def draws(network: nn.Module, inputs: Tensor) -> bool:
     if known is not None:
         return known
     devices = [inputs.device] if inputs.is_cuda else []
-    states = [torch.get_rng_state, *(partial(torch.cuda.get_rng_state, one) for one in devices)]
+    states: list[Callable[[], Tensor]] = [torch.get_rng_state]
+    states += [partial(torch.cuda.get_rng_state, one) for one in devices]
     kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
     with GENERATOR, torch.random.fork_rng(devices), torch.no_grad():
         before = [state() for state in states]
