@@ -66,9 +66,9 @@ def stacks(monkeypatch):
         # Without a device heads alone are meant.
         return ways(self, features, outputs, "cpu" if device is None else "cuda")
 
-    def begun(self, network, names, weights):
+    def begun(self, names, weights, network):
         seen.append(len(weights[0]))
-        plain(self, network, names, weights)
+        plain(self, names, weights, network)
 
     def switch() -> list[int]:
         monkeypatch.setattr(GradientMethod, "trains_together", together)
