@@ -172,7 +172,7 @@ class Dataset:
                     f"ask for {classes} at least."
                 )
             parts[title] = split.take(in_proportion(split.labels, limit, seed))
-        return replace(self, **parts)
+        return replace(self, train=parts["train"], test=parts.get("test"))
 
 
 def digest_of(array: Array) -> str:
