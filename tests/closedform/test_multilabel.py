@@ -14,7 +14,7 @@ from statsmodels.datasets import randhie
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.folds import folds
+from fedsolve.federation.folds import fold_numbers, row_hashes
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.scoring.evaluation import evaluate
@@ -93,7 +93,7 @@ def test_a_label_that_few_rows_have_is_refused_by_name_under_secure_sums():
 def test_calibrated_probabilities_are_platts_of_every_label():
     model = fs.AFL(ridge=5.0, intercept=True).fit(federate(), calibrate=True)
     # The same rows are held out of a training by hand: fold 0 of three.
-    held = folds(X, Y) == 0
+    held = fold_numbers(row_hashes(X, Y)) == 0
     trial = Ridge(alpha=5.0).fit(X[~held], Y[~held])
     for place in range(4):
         scores = 2 * trial.predict(X[held])[:, place, None] - 1

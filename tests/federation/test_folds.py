@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.federation.folds import folds, row_hashes
+from fedsolve.federation.folds import fold_numbers, row_hashes
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,15 @@ def test_marks_are_the_documented_hash(rows):
 
 def test_a_row_is_on_one_side_wherever_it_is(rows):
     features, labels = rows
-    fold = folds(features, labels)
+    fold = fold_numbers(row_hashes(features, labels))
     order = np.random.default_rng(1).permutation(len(labels))
-    np.testing.assert_array_equal(folds(features[order], labels[order]), fold[order])
+    np.testing.assert_array_equal(fold_numbers(row_hashes(features[order], labels[order])), fold[order])
     owners = np.random.default_rng(2).integers(0, 9, len(labels))
     for client in range(9):
         own = owners == client
-        np.testing.assert_array_equal(folds(features[own], labels[own]), fold[own])
-    assert folds(features[:1], labels[:1])[0] == fold[0]
-    assert folds(features[:0], labels[:0]).shape == (0,)
+        np.testing.assert_array_equal(fold_numbers(row_hashes(features[own], labels[own])), fold[own])
+    assert fold_numbers(row_hashes(features[:1], labels[:1]))[0] == fold[0]
+    assert fold_numbers(row_hashes(features[:0], labels[:0])).shape == (0,)
 
 
 def test_equal_rows_are_equal_in_every_type(rows):
@@ -77,7 +77,7 @@ def test_equal_rows_are_equal_in_every_type(rows):
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_folds_are_of_about_equal_size_in_every_class(rows, count):
     features, labels = rows
-    found, within = folds(features, labels, count), 4 * np.sqrt(0.25 / len(labels))
+    found, within = fold_numbers(row_hashes(features, labels), count), 4 * np.sqrt(0.25 / len(labels))
     assert np.all(np.abs(np.bincount(found, minlength=count) / len(labels) - 1 / count) < within)
     for label in range(3):
         shares = np.bincount(found[labels == label], minlength=count) / np.sum(labels == label)
@@ -102,7 +102,7 @@ def test_key_label_and_every_value_matter(rows):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: folds(np.zeros((2, 2)), count=1),
+        lambda: fold_numbers(row_hashes(np.zeros((2, 2))), 1),
         lambda: row_hashes(np.zeros(3)),
         lambda: row_hashes(np.array([["a"]])),
         lambda: row_hashes(np.zeros((2, 2)), [1]),

@@ -7,7 +7,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import DataError
-from fedsolve.federation.folds import folds
+from fedsolve.federation.folds import fold_numbers, row_hashes
 from fedsolve.scoring.evaluation import evaluate
 
 HELD = fs.Part((0,))
@@ -37,7 +37,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_on_a_part_is_the_run_on_those_rows_alone(rows, name):
     features, labels = rows
-    kept = folds(features, labels) != 0
+    kept = fold_numbers(row_hashes(features, labels)) != 0
     alone = METHODS[name].fit(divided((features[kept], labels[kept]), 0))
     for seed in (1, 2):
         model = fs.Recipe(METHODS[name], part=REST).fit(divided(rows, seed))
@@ -53,7 +53,7 @@ def test_a_question_about_a_part(rows):
     features, labels = rows
     model = fs.AFL().fit(divided(rows, 0))
     right = model.predict(features) == labels
-    chosen = folds(features, labels) == 0
+    chosen = fold_numbers(row_hashes(features, labels)) == 0
     assert evaluate(divided(rows, 3), model, HELD) == np.mean(right[chosen])
     assert evaluate(divided(rows, 4), model, REST) == np.mean(right[~chosen])
 
@@ -74,7 +74,7 @@ def test_what_is_kept_of_a_part_is_kept_apart_and_goes_with_the_run(rows):
 def test_gradient_methods_and_described_rows(rows):
     pytest.importorskip("torch")
     features, labels = rows
-    kept = folds(features, labels) != 0
+    kept = fold_numbers(row_hashes(features, labels)) != 0
     method = fs.gradient.FedAvg(rounds=2, epochs=1)
     owners = np.random.default_rng(1).integers(0, 3, len(labels))
     part = fs.Recipe(method, part=REST).fit(fs.LocalFederation.from_arrays(features, labels, owners))
@@ -89,7 +89,7 @@ def test_marks_are_those_of_the_raw_rows(rows):
     data = fs.ClientData(features, labels, schema=schema)
     federation = fs.LocalFederation([fs.Participant("a", data)])
     model = fs.Recipe(fs.AFL(), schema, part=REST).fit(federation)
-    kept = folds(features, labels) != 0
+    kept = fold_numbers(row_hashes(features, labels)) != 0
     alone = fs.LocalFederation(
         [fs.Participant("a", fs.ClientData(features[kept], labels[kept], schema=schema))]
     )

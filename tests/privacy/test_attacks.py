@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import fedsolve as fs
 from fedsolve.closedform.projections import projection
-from fedsolve.federation.folds import Part, folds
+from fedsolve.federation.folds import Part, fold_numbers, row_hashes
 from fedsolve.federation.messages import Request
 from fedsolve.federation.noisy_sums import NoisyAnswer
 from fedsolve.network.proposing import Proposing
@@ -194,7 +194,7 @@ def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
     """Set in enough rows of all, and in one of a fold: it is left out where the question is about folds."""
     rng = np.random.default_rng(0)
     features, labels = np.column_stack([rng.standard_normal((ROWS, 4)), np.ones(ROWS)]), np.arange(ROWS) % 2
-    of_set = folds(features, labels)  # the flag is part of what decides the fold
+    of_set = fold_numbers(row_hashes(features, labels))  # the flag is part of what decides the fold
     alone = int(np.flatnonzero(of_set == 0)[0])
     features[:, 4] = ((of_set > 0) & (np.arange(ROWS) % 5 == 0)) | (np.arange(ROWS) == alone)
     part = Part((0,)).note()

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import fedsolve as fs
 from fedsolve.calibration import Calibration
-from fedsolve.federation.folds import folds
+from fedsolve.federation.folds import fold_numbers, row_hashes
 from fedsolve.federation.recipe import exchanges
 from fedsolve.privacy.census import OFF
 from fedsolve.scoring.calibrating import LEAST_ROWS, SLOPES, Search, calibration_sums
@@ -115,7 +115,7 @@ def test_probabilities_do_not_depend_on_the_partition(digits, name):
 def test_the_calibration_is_that_of_the_rows_held_out(digits):
     features, labels = digits.features[:800], digits.labels[:800]
     model = METHODS["afl"].fit(divided(features, labels, 5), calibrate=True)
-    apart = folds(features, labels) == 0
+    apart = fold_numbers(row_hashes(features, labels)) == 0
     other = METHODS["afl"].fit(divided(features[~apart], labels[~apart], 3))
     slope, _ = fitted(other.decision_function(features[apart]), labels[apart])
     assert model.calibration.slope == pytest.approx(slope, rel=1e-9)
@@ -217,7 +217,9 @@ def test_too_few_rows_leave_the_model_as_it_is():
     assert np.array_equal(model.weight, fs.AFL(ridge=1.0).fit(divided(features, labels, 2)).weight)
     # A class of which every row is held out: the others are not enough to learn it from.
     features, labels = rng.normal(size=(80, 2)), np.r_[np.zeros(79, dtype=int), 1]
-    features[-1] = next(row for row in rng.normal(size=(99, 2)) if folds(row[None], labels[-1:])[0] == 0)
+    features[-1] = next(
+        row for row in rng.normal(size=(99, 2)) if fold_numbers(row_hashes(row[None], labels[-1:]))[0] == 0
+    )
     with pytest.warns(fs.CalibrationWarning, match="not calibrated"):
         model = fs.Recipe(fs.AFL(ridge=1.0), calibrate=True).fit(divided(features, labels, 2))
     assert model.calibration is None

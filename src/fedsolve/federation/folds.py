@@ -72,13 +72,8 @@ def row_hashes(features: Any, labels: Any = None, key: int | str = 0) -> Array:
     return mixed_words(hashes)
 
 
-def folds(features: Any, labels: Any = None, count: int = FOLDS, key: int | str = 0) -> Array:
-    """The fold of every row, (rows,) whole numbers from 0 to count - 1, of about equal size."""
-    return fold_numbers(row_hashes(features, labels, key), count)
-
-
-def fold_numbers(hashes: Array, count: int) -> Array:
-    """The fold of every row, by its hash."""
+def fold_numbers(hashes: Array, count: int = FOLDS) -> Array:
+    """The fold of every row, by its hash: (rows,) whole numbers below `count`, of about equal size."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise DataError(f"the number of folds must be a whole number, at least 2; got {count!r}.")
     shares = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
