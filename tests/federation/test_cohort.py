@@ -45,7 +45,7 @@ def added(members: list[Term], sums: RunningSum | None = None) -> Term:
     sums = sums or RunningSum()
     for number, term in enumerate(members):
         sums.add(sums.check(term, f"client-{number}"))
-    return sums.take()
+    return sums.term.mirror()
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,14 +83,14 @@ def test_names_of_a_client_s_own_do_not_have_to_be_everyone_s() -> None:
     sums = RunningSum()
     for client in ("a", "b"):
         sums.add(sums.check(Term({"shared": np.ones(2), f"own@{client}": np.ones(3)}), client))
-    assert sorted(sums.take().arrays) == ["own@a", "own@b", "shared"]
+    assert sorted(sums.term.mirror().arrays) == ["own@a", "own@b", "shared"]
 
 
 def test_a_client_called_like_an_array_owns_nothing_by_that() -> None:
     sums = RunningSum()
     for client in ("cross", "square"):
         sums.add(sums.check(Term({"gram.cross": np.ones(2), "label_square": np.ones(3)}), client))
-    assert sums.take().arrays["gram.cross"].tolist() == [2.0, 2.0]
+    assert sums.term.mirror().arrays["gram.cross"].tolist() == [2.0, 2.0]
 
 
 def test_nobody_answers_in_another_client_s_name() -> None:
@@ -134,7 +134,7 @@ def test_a_term_that_does_not_fit_is_refused_and_not_added(case: str, known: boo
         sums.add(sums.check(as_sent(Term(arrays, {}, symmetric)), "b"))
     assert not isinstance(problem.value, Contradiction)
     sums.add(sums.check(good("c"), "c"))
-    total = sums.take()
+    total = sums.term.mirror()
     assert sorted(total.arrays) == ["gram", "own@a", "own@aa", "own@c"]
     np.testing.assert_array_equal(total.arrays["gram"], 3 * np.eye(4))
 
@@ -159,7 +159,7 @@ def test_counts_alone_are_an_answer_and_nothing_at_all_is_none(layout: TermLayou
     with pytest.raises(TermError, match=r"'d' sent \[\]"):
         sums.add(sums.check(Term(), "d"))
     sums.add(sums.check(Term(counts={"rows": 2}), "e"))
-    assert sums.take().counts == {"rows": 9}
+    assert sums.term.mirror().counts == {"rows": 9}
 
 
 @pytest.mark.parametrize(

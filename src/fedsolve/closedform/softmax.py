@@ -48,6 +48,7 @@ from fedsolve.closedform.sums import (
     preparation_in,
     solve_moments,
 )
+from fedsolve.container import digest
 from fedsolve.errors import DataError, DivergenceError
 from fedsolve.federation.method import Block, Federation, Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -165,7 +166,7 @@ class SoftmaxAfter(Method[SoftmaxModel]):
         weight, intercept = np.zeros((len(known), spec.outputs)), np.zeros(spec.outputs)
         weight[:, places], intercept[places] = known, intercepts
         run = SoftmaxRun(self.method, spec)
-        run.agree({"after": Block({}, {"weight": weight, "intercept": intercept}).digest("")})
+        run.agree({"after": digest({}, {"weight": weight, "intercept": intercept})})
         run.known = self.total, weight, intercept
         return run
 
@@ -216,7 +217,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         self.base = base
         self.known: tuple[Total, Array, Array] | None = None
         if base is not None:
-            self.agree({"over": base.digest("")})
+            self.agree({"over": digest(base.note, base.arrays)})
         if spec.classes is None:
             raise DataError("softmax regression is for classes; these are targets of a regression. Use AFL.")
         self.single = spec.outputs == 2

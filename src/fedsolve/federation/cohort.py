@@ -161,11 +161,6 @@ class RunningSum:
             self._first = named(answer.clients), layout
         self._alike += 1
 
-    def take(self) -> Term:
-        """The sum as methods read it; nothing can be added afterwards."""
-        self.term.mirror()
-        return self.term
-
 
 class Missing(Exception):
     """A member that is not in the sum; `kind` is the field of the report that says why."""
@@ -259,7 +254,7 @@ class CohortReport:
         if len(self.answered) < max(1, least):
             raise self._too_few(max(1, least))
         return Total(
-            term=sums.take(),
+            term=sums.term.mirror(),  # as methods read it; nothing can be added afterwards
             cohort=tuple(sorted(self.answered)),
             missing=self.missing,
             empty=tuple(sorted(self.empty)),

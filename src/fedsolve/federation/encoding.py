@@ -19,6 +19,14 @@ from fedsolve.container import from_bytes, to_bytes, views, with_prefix
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Needs, Request, Term, check_triangle
 
+_FIELDS: dict[str, type] = {
+    "kind": str,
+    "digest": str,
+    "note": dict,
+    **dict.fromkeys(("exchange", "step", "position"), int),
+}
+"""The fields of a request that travel as they are, with their types."""
+
 
 def encode_request(request: Request) -> bytes:
     """The exact bytes of a request; `cohort` stays with the server."""
@@ -30,12 +38,7 @@ def encode_request(request: Request) -> bytes:
         {
             "wire": version.MESSAGE,
             "message": "request",
-            "kind": request.kind,
-            "exchange": request.exchange,
-            "step": request.step,
-            "note": dict(request.note),
-            "position": request.position,
-            "digest": request.digest,
+            **{name: kind(getattr(request, name)) for name, kind in _FIELDS.items()},
             "blocks": [dict(block.note) for block in request.blocks],
         },
     )
@@ -45,16 +48,14 @@ def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = from_bytes(data, what="this request", error=TermError)
     with _complete(note, "request"):
-        _check_fields(note)
+        for name, kind in (_FIELDS | {"blocks": list}).items():
+            _check_field(name, note[name], kind)
+        for block in note["blocks"]:
+            _check_field("blocks", block, dict)
         return Request(
-            kind=note["kind"],
-            exchange=note["exchange"],
-            step=note["step"],
+            **{name: note[name] for name in _FIELDS},
             cohort=(),
-            note=note["note"],
             arrays=with_prefix(arrays, "array."),
-            position=note["position"],
-            digest=note["digest"],
             blocks=tuple(
                 Block(block_note, with_prefix(arrays, f"block.{index}."))
                 for index, block_note in enumerate(note["blocks"])
@@ -98,9 +99,7 @@ def read_term(data: Array) -> Term | Needs:
 def decode_term(data: bytes) -> Term | Needs:
     """The answer of `encode_term`, its symmetric arrays unpacked."""
     answer = read_term(np.frombuffer(data, dtype=np.uint8))
-    if isinstance(answer, Term):
-        answer.mirror()
-    return answer
+    return answer.mirror() if isinstance(answer, Term) else answer
 
 
 @contextmanager
@@ -122,19 +121,11 @@ def _complete(note: dict[str, Any], message: str, *others: str) -> Iterator[None
         ) from problem
 
 
-def _check_fields(note: dict[str, Any]) -> None:
-    """Refuse a request whose fields are not of their types: numbers end up in the names of files."""
-    for name, kind in (("kind", str), ("digest", str), ("note", dict), ("blocks", list)):
-        _check_field(name, note[name], isinstance(note[name], kind), f"be a {kind.__name__}")
-    for name in ("exchange", "step", "position"):
-        _check_field(name, note[name], type(note[name]) is int and note[name] >= 0, "be a whole number")
-    for block in note["blocks"]:
-        _check_field("blocks", block, isinstance(block, dict), "hold tables")
-
-
-def _check_field(name: str, value: Any, fits: bool, wanted: str) -> None:
-    if not fits:
-        raise TermError(f"'{name}' of this request must {wanted}; got {ascii(value)[:80]}.")
+def _check_field(name: str, value: Any, kind: type) -> None:
+    """Refuse what is not of its type: numbers end up in the names of files."""
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
+        wanted = "whole number" if kind is int else kind.__name__
+        raise TermError(f"'{name}' of this request must be a {wanted}; got {ascii(value)[:80]}.")
 
 
 def request_digest(request: Request) -> str:

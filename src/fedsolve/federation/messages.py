@@ -28,14 +28,6 @@ class Block:
     note: Mapping[str, Any]
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
-    def digest(self, previous: str) -> str:
-        """SHA-256 over the digest before and everything in this block."""
-        return digest(self.note, self.arrays, previous)
-
 
 class Chain:
     """The model so far as an append-only list of blocks; both sides hold one and compare digests.
@@ -64,7 +56,7 @@ class Chain:
         return found
 
     def append(self, block: Block) -> None:
-        self.digests.append(block.digest(self.digests[-1]))
+        self.digests.append(digest(block.note, block.arrays, self.digests[-1]))
         self.blocks.append(block)
 
     def copy(self, position: int) -> Chain:
@@ -134,9 +126,8 @@ class Request:
     @property
     def nbytes(self) -> int:
         """Payload: bytes of all arrays sent."""
-        return sum(array.nbytes for array in self.arrays.values()) + sum(
-            block.nbytes for block in self.blocks
-        )
+        sent = [self.arrays, *(block.arrays for block in self.blocks)]
+        return sum(array.nbytes for arrays in sent for array in arrays.values())
 
     def starting_at(self, first: int, chain: Chain) -> Request:
         """The same request carrying every block from chain position `first` on."""
@@ -247,11 +238,12 @@ class Term:
         }
         return Term(arrays, self.counts, self.symmetric, self.factors)
 
-    def mirror(self) -> None:
-        """Make every symmetric array whole: unpacked, with its upper triangle in the lower one too."""
+    def mirror(self) -> Term:
+        """This term with every symmetric array whole: unpacked, its upper triangle in the lower one too."""
         for name in self.symmetric:
             array = self.arrays[name]  # nothing else may refer to a packed one, which is freed here
             self.arrays[name] = unpack_triangle(array) if array.ndim == 1 else kernels_of(array).mirror(array)
+        return self
 
 
 @dataclass
@@ -298,18 +290,13 @@ class Total:
         """This total with a late client's term: exact for methods of one exchange."""
         if client in self.cohort:
             raise TermError(f"client '{client}' is already part of this total.")
-        return self._of(self.term + term, {*self.cohort, client})
+        return Total((self.term + term).mirror(), tuple(sorted([*self.cohort, client])))
 
     def without(self, client: str, term: Term) -> Total:
         """This total after a client withdrew its term: exact for methods of one exchange."""
         if client not in self.cohort:
             raise TermError(f"client '{client}' is not part of this total; it cannot be withdrawn.")
-        return self._of(self.term - term, {*self.cohort} - {client})
-
-    @staticmethod
-    def _of(term: Term, cohort: set[str]) -> Total:
-        term.mirror()
-        return Total(term, tuple(sorted(cohort)))
+        return Total((self.term - term).mirror(), tuple(sorted({*self.cohort} - {client})))
 
 
 def packed_size(width: int) -> int:
@@ -319,13 +306,7 @@ def packed_size(width: int) -> int:
 
 def pack_triangle(matrix: Array) -> Array:
     """Upper triangle as one vector, row slice by row slice."""
-    width = matrix.shape[0]
-    packed = np.empty(packed_size(width), dtype=matrix.dtype)
-    start = 0
-    for row in range(width):
-        packed[start : start + width - row] = matrix[row, row:]
-        start += width - row
-    return packed
+    return np.concatenate([matrix[row, row:] for row in range(len(matrix))] or [matrix.ravel()])
 
 
 def check_triangle(packed: Array) -> int:
