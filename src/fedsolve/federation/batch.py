@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedsolve.errors import TermError
 from fedsolve.federation.cohort import Answer, RunningSum
 from fedsolve.federation.messages import Chain, Needs, Request, Term
-from fedsolve.federation.participant import TOGETHER, Participant, Workspace, answer_together, kind_of
+from fedsolve.federation.participant import TOGETHER, Participant, Workspace, kind_of
 
 if TYPE_CHECKING:
     from fedsolve.federation.members import Members
@@ -53,14 +53,13 @@ def batched(
 
     device: where the server solves; groups of gradient methods have as many clients as suit it.
     """
-    kind, devices = kind_of(request.kind), {}
+    kind = kind_of(request.kind)
     size = max(1, kind.together(request, chain, device))
     if size == 1 and kind.over_rows:
-        if everybody:
-            devices = {name: place for name in cohort if (place := device_of(name)) != "cpu"}
-        if devices:
-            batches = [tuple(n for n in cohort if devices.get(n) == d) for d in sorted({*devices.values()})]
-            rest = [name for name in cohort if name not in devices]
+        devices = {name: device_of(name) for name in cohort} if everybody else {}
+        if places := sorted({*devices.values()} - {"cpu"}):
+            batches = [tuple(name for name in cohort if devices[name] == place) for place in places]
+            rest = [name for name in cohort if devices[name] == "cpu"]
             return batches + batched(rest, rows, request, chain, False)
         if len(cohort) > 1 and len(cohort) * request.note.get(TOGETHER, 1) >= MANY:
             size = BLOCK
@@ -100,10 +99,6 @@ class Batch:
     union: Participant | None = None
     lacking: int = 0
 
-    @property
-    def rows(self) -> int:
-        return sum(map(self.members.rows, self.names))
-
     def ask(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
         """What the clients answer, checked by `sums`; terms live in `workspace` until it is used again."""
         apart: Exception | None = None
@@ -133,17 +128,18 @@ class Batch:
             assert not isinstance(term, Needs)
             lacked = len(self.names) * self.lacking
             return [sums.check(term, *self.names, empty=empty, catch_up_bytes=lacked)]
-        if kind_of(request.kind).over_rows:
+        if (group := kind_of(request.kind).group) is None:
             return None
-        terms = answer_together([self.members[name] for name in self.names], request, workspace)
-        return (
-            None
-            if terms is None
-            else [
-                sums.check(term, name, empty=(name,) if name in empty else ())
-                for name, term in zip(self.names, terms, strict=True)
-            ]
-        )
+        members = [self.members[name] for name in self.names]
+        if not all(member.memory.chain.accept(request) for member in members):
+            return None
+        for member in members:
+            member.memory.workspace = workspace
+        data, memories = zip(*(member.view(request) for member in members), strict=True)
+        return [
+            sums.check(term, name, empty=(name,) if name in empty else ())
+            for name, term in zip(self.names, group(data, request, memories), strict=True)
+        ]
 
     def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
         """The clients' answers, or their sum where a step gives sums: the next term takes the workspace."""

@@ -134,7 +134,6 @@ class LocalFederation(Members, Federation):
         return {name: self.rows(name) for name in self.clients}
 
     def describe(self) -> Spec:
-        """What a method needs to know before the first exchange."""
         assert self._width is not None
         labels = self.label_sets()
         found = Spec.of(self._width, labels, self.task, self.classes, self.prefers, self.device)
@@ -143,7 +142,6 @@ class LocalFederation(Members, Federation):
         return dataclasses.replace(found, labels=self.label_names)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
-        """Carry the request to its cohort and return the sum of the terms, added in client order."""
         started = time.perf_counter()
         report, sums = CohortReport.of(request, self), RunningSum()
         present = [name for name in report.asked if name not in report.absent]
@@ -235,7 +233,7 @@ def _in_order(
     try:
         for turn in range(len(batches)):
             near = (number for number in range(turn, min(turn + window, len(batches))) if number not in begun)
-            for number in sorted(near, key=lambda number: -batches[number].rows):
+            for number in sorted(near, key=lambda n: -sum(map(batches[n].members.rows, batches[n].names))):
                 workspace = free.pop()
                 begun[number] = workspace, pool.submit(ask, batches[number], workspace=workspace)
             workspace, outcome = begun.pop(turn)

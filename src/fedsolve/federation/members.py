@@ -247,10 +247,10 @@ class Members:
             if partition is not None and self._as_given(name):
                 found[name] = partition.held[name]
                 continue
-            data, known = self.made[name].data, self._held.get(name)
-            if known is None or known[0] is not data:
-                known = self._held[name] = (data, held_by(data))
-            found[name] = known[1]
+            data = self.made[name].data
+            if name not in self._held or self._held[name][0] is not data:
+                self._held[name] = (data, held_by(data))
+            found[name] = self._held[name][1]
         return Holdings(found, partition is not None and found.keys() == partition.places.keys())
 
     @property
@@ -310,8 +310,9 @@ class Members:
         for names, union in self._unions.items():
             if union is not None:
                 union.participant.memory.chain = self._known
-                for member in filter(None, map(self.made.get, names)):
-                    member.memory.chain = chain.copy(request.position)
+                for name in names:
+                    if name in self.made:
+                        self.made[name].memory.chain = chain.copy(request.position)
         return 0 if have >= request.first else request.starting_at(have, chain).nbytes
 
     def union(self, names: Sequence[str], kept: Union | None = None) -> Union | None:
@@ -320,35 +321,24 @@ class Members:
         kept: an earlier one of the same names, which is used again where the rows are the same.
         """
         device = self.device_of(names[0])
-        made = [participant for participant in map(self.made.get, names) if participant is not None]
-        if any(
-            each.memory.device != device or each.guard is not None or each.data.cells is not None
-            for each in made
-        ):
-            return None  # it computes elsewhere, may refuse, or answers about whole cells of its own rows
-        made_of: tuple[ClientData, ...] = ()
-        if not self._are_neighbours(names):
+        for each in (self.made[name] for name in names if name in self.made):
+            if each.memory.device != device or each.guard is not None or each.data.cells is not None:
+                return None  # it computes elsewhere, may refuse, or answers about whole cells of its own rows
+        common, neighbours, made_of = self._partition, False, tuple[ClientData, ...]()
+        if common is not None and all(map(self._as_given, names)):
+            neighbours = common.places[names[-1]] - common.places[names[0]] + 1 == len(names)
+        if not neighbours:
             if device == "cpu":
                 return None  # to copy rows would take longer than it saves
-            made = [self[name] for name in names]
-            made_of = tuple(participant.data for participant in made)
+            made_of = tuple(self[name].data for name in names)
         if kept is not None and kept.participant.memory.device == device and kept.made_of == made_of:
             return kept
-        if not made_of:
-            assert self._partition is not None
-            return Union(self._partition.participant(names[0], names[-1], device), ())
-        budget = sum(each.memory.budget for each in made)
+        if common is not None and neighbours:
+            return Union(common.participant(names[0], names[-1], device), ())
+        budget = sum(self[name].memory.budget for name in names)
         size = sum(len(data) * data.width * 8 for data in made_of)
         if any(data.schema != made_of[0].schema for data in made_of) or size > budget:
             return None
-        name, scratch = f"{names[0]} to {names[-1]}", made[0].memory.scratch
+        name, scratch = f"{names[0]} to {names[-1]}", self[names[0]].memory.scratch
         whole = Participant(name, joined(made_of), memory_budget=budget, scratch=scratch, device=device)
         return Union(whole, made_of)
-
-    def _are_neighbours(self, names: Sequence[str]) -> bool:
-        """Whether these have all rows of common arrays from those of the first to those of the last."""
-        places = {} if self._partition is None else self._partition.places
-        first, last = places.get(names[0]), places.get(names[-1])
-        if first is None or last is None or last - first + 1 != len(names):
-            return False
-        return all(map(self._as_given, names))

@@ -312,17 +312,3 @@ class Participant:
         self._parts.clear()
         states = StateStore(memory.states.folder, self.name)
         self.memory = replace(memory, chain=Chain(), cache={}, workspace=Workspace(), states=states)
-
-
-def answer_together(
-    participants: Sequence[Participant], request: Request, workspace: Workspace
-) -> list[Term] | None:
-    """The terms of a group, in its order; None if one of its members must first be asked alone."""
-    if not all(participant.memory.chain.accept(request) for participant in participants):
-        return None
-    for participant in participants:
-        participant.memory.workspace = workspace
-    group = kind_of(request.kind).group
-    assert group is not None
-    views = [participant.view(request) for participant in participants]
-    return group([data for data, _ in views], request, [memory for _, memory in views])
