@@ -79,7 +79,7 @@ def undamaged(what: Any, remedy: str) -> Iterator[None]:
     """Tell of a file whose contents are not as they were written, and what to do."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, TermError) as problem:
+    except (LookupError, TypeError, ValueError, TermError) as problem:
         kind = type(problem).__name__
         raise ModelFileError(f"{what} is damaged ({kind}: {problem}). {remedy}") from problem
 

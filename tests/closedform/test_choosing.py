@@ -10,7 +10,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform.deepafl import CHOSEN
 from fedsolve.federation.recipe import exchanges
-from fedsolve.scoring.candidates import FEW, CandidateMarks, folds_for, scaled
+from fedsolve.scoring.candidates import FEW, CandidateMarks, folds_for
 from tests.command import document, fedsolve, refused
 from tests.oracle import one_hot, relative_difference
 
@@ -111,7 +111,7 @@ def test_candidates_that_share_sums_are_marked_as_if_they_asked_alone():
     for one, method in zip(tried, auto.candidates(federation(1).describe(), len(X)), strict=True):
         wrong = 0
         for fold in folds_for(len(X), 4):
-            model = scaled(method, fold.taken).fit(federation(2), part=fold.training)
+            model = method.scaled(fold.taken).fit(federation(2), part=fold.training)
             rows = fold.held_out.of(fs.ClientData(X, Y))
             wrong += int(np.sum(model.predict(rows.features(slice(None))) != rows.own_labels()))
         assert one.errors == wrong / len(X), one
@@ -222,6 +222,14 @@ def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
             other.bytes_down,
             other.catch_up_bytes,
         )
+
+
+def test_the_one_candidate_that_the_limits_leave_is_trained():
+    model = fs.Auto(methods="softmax,afl", max_exchanges=4).fit(federation(3))
+    found, *left = model.tried
+    assert (found.method, found.chosen) == ("afl", True)
+    assert len(model.history) <= 4
+    assert all("exchanges" in one.left_out for one in left)
 
 
 @pytest.mark.slow

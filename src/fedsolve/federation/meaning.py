@@ -86,30 +86,24 @@ def differs(run: Any, mine: Mapping[str, Array], theirs: Mapping[str, Array]) ->
     `mine`, which a run made of the totals; None where they do.
 
     Numbers are equal but for rounding, unless something is registered for the kind of run: where others are
-    as good, such as factors of one product.
+    as good, such as factors of one product. Of a run with `members` each array is that of the member by whose
+    name it is called: "NAME.array", or "NAME" alone.
     """
-    return differing(mine, theirs)
+    members = getattr(run, "members", None)
+    if members is None or mine.keys() != theirs.keys():
+        return differing(mine, theirs)
+    for name in dict.fromkeys(key.partition(".")[0] for key in mine):
+        own, other = (with_prefix(dict(arrays), f"{name}.") for arrays in (mine, theirs))
+        alone = differing({k: mine[k] for k in mine if k == name}, {k: theirs[k] for k in mine if k == name})
+        if found := differs(members.get(name), own, other) or alone:
+            return str(found)
+    return None
 
 
 @singledispatch
 def bounds(run: Any, note: Mapping[str, Any]) -> dict[str, float]:
     """What no number of a client's answer to this request can exceed, by array, where that is known."""
     return {}
-
-
-def differ_by_name(
-    runs: Mapping[str, Any], mine: Mapping[str, Array], theirs: Mapping[str, Array]
-) -> str | None:
-    """The same of arrays of several runs, each under the name of its run: "NAME.array"."""
-    if mine.keys() != theirs.keys():
-        return differing(mine, theirs)
-    names: dict[str, None] = dict.fromkeys(key.partition(".")[0] for key in mine)
-    for name in names:
-        own, other = (with_prefix(dict(arrays), f"{name}.") for arrays in (mine, theirs))
-        alone = differing({k: mine[k] for k in mine if k == name}, {k: theirs[k] for k in mine if k == name})
-        if found := differs(runs.get(name), own, other) or alone:
-            return found
-    return None
 
 
 def notes_differ(mine: Any, theirs: Any, unlike: Collection[str] = (), place: str = "") -> str | None:

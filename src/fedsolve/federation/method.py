@@ -32,10 +32,6 @@ from fedsolve.tables.schema import Extractor, Schema
 
 M = TypeVar("M", bound=Model)
 
-_OF_TOTAL = (
-    *("cohort", "missing", "empty", "seconds"),
-    *("bytes_up", "bytes_down", "catch_up_bytes", "error_bounds", "digest"),
-)
 _BASE = {"method", "spec", "chain", "history", "offset", "member", "_sent", "_asked"}
 
 
@@ -71,7 +67,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         # Not dataclasses.asdict: its deep copies of every metric would cost more than writing a checkpoint.
-        return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        return dict(vars(self))
 
 
 SCORES = "scores"
@@ -201,7 +197,7 @@ class Run(ABC, Generic[M]):
                 exchange=self.offset + len(self.history),
                 kind=asked_kind if kind is None else kind,
                 step=asked_step if step is None else step,
-                **{name: getattr(total, name) for name in _OF_TOTAL},
+                **{name: known for name, known in vars(total).items() if name in Record.__annotations__},
                 **more,
             )
         )
@@ -226,11 +222,8 @@ class Run(ABC, Generic[M]):
                 f"{path} is not a checkpoint of version {version.CHECKPOINT} (found {found!r}). Use the "
                 "fedsolve that wrote it, or start afresh."
             )
-        try:
+        with container.undamaged(what, "Start afresh."):
             self.take_parts(container.from_parts(arrays, note), path)
-        except (TypeError, ValueError, LookupError) as problem:
-            why = f"{type(problem).__name__}: {problem}"
-            raise ModelFileError(f"{what} is incomplete ({why}). Start afresh.") from problem
 
     def parts(self) -> dict[str, Any]:
         """The whole state, exactly: whatever `container.to_parts` can store."""
@@ -348,6 +341,10 @@ class Method(ABC, Generic[M]):
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:
         """What is tried, for so many rows in all, where something is to be chosen; the cheapest first."""
         return (self,)
+
+    def scaled(self, share: float) -> Method[M]:
+        """This candidate as it is tried on a share of the rows: smaller, where it knows how."""
+        return self
 
     def fit(
         self,

@@ -48,11 +48,6 @@ class PreparationRun(Run[Model]):
         self.recipe = recipe
         self.rows: int | None = None
 
-    @property
-    def found(self) -> Block | None:
-        """The block that prepares the rows, if any does."""
-        return next((block for block in self.chain.blocks if TABLE_BLOCK in block.note), None)
-
     @staticmethod
     def needed(recipe: Recipe[Any]) -> bool:
         """Whether anything depends on it: not for features of images, unless a choice counts the rows."""

@@ -270,7 +270,6 @@ class StagedRun(Run[M]):
 
     @property
     def exchanges(self) -> int:
-        """How many exchanges the whole run takes, as far as can be told."""
         return len(self.history) - len(self.run.history) + self.run.exchanges + self._later
 
     @property
@@ -440,7 +439,8 @@ def _prepare(whole: StagedRun[Any]) -> Run[Any]:
 
 
 def _prepared(whole: StagedRun[Any], run: PreparationRun) -> None:
-    whole.prepared, whole.rows = run.found, run.rows or 0
+    whole.prepared = next((block for block in run.chain.blocks if TABLE_BLOCK in block.note), None)
+    whole.rows = run.rows or 0
 
 
 def _train(whole: StagedRun[Any]) -> Run[Any]:

@@ -103,7 +103,13 @@ class CalibrationRun(HeldOutRun):
 
     def absorb(self, total: Total) -> None:
         if self.found:
-            self._measure(total)
+            seen = evaluation_from(next(iter(self.models.values()))[0], total)
+            histogram: Array | None = None
+            if self.spec.labels or self.spec.outputs == 2:
+                histogram = seen.sums["histogram"][..., 0, :, :].astype(np.int32)
+            metrics = {name: value if np.isfinite(value) else None for name, value in seen.measures().items()}
+            shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
+            self.found["shared"], self._complete = shared, True
             self.record(total, "held-out evaluation")
             return
         rows, sums = total.count("rows"), total.term.arrays
@@ -125,15 +131,6 @@ class CalibrationRun(HeldOutRun):
         self.found = found
         for model, _ in self.models.values():
             model.calibration = self.found.get("shared")
-
-    def _measure(self, total: Total) -> None:
-        seen = evaluation_from(next(iter(self.models.values()))[0], total)
-        histogram: Array | None = None
-        if self.spec.labels or self.spec.outputs == 2:
-            histogram = seen.sums["histogram"][..., 0, :, :].astype(np.int32)
-        metrics = {name: value if np.isfinite(value) else None for name, value in seen.measures().items()}
-        shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
-        self.found["shared"], self._complete = shared, True
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -184,12 +181,9 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
         if model.labels:
             for place, score in enumerate(_scores(model, rows).T):
                 scored[f"label{place}"] = np.column_stack([1.0 - score, score]), truth[:, place]
-        else:
-            if "shared" in names:
-                scored["shared"] = _scores(model, rows), truth
-            if "own" in names:
-                own = model.personalised(held.rest.of(data), memory.states)
-                scored["own"] = _scores(own, rows), truth
+        for name in () if model.labels else names:
+            scorer = model if name == "shared" else model.personalised(held.rest.of(data), memory.states)
+            scored[name] = _scores(scorer, rows), truth
         found.append((scored, len(rows), rows.own_weights()))
     return found
 
@@ -299,11 +293,15 @@ class Search:
 
     def absorb(self, sums: Mapping[str, Array]) -> None:
         candidates = self.candidates
-        losses, slopes_of, curvatures = _objective(candidates, sums)
+        (true, mean), count, curvatures = sums["linear"], sums["class_rows"].sum(), sums["hessian"]
+        # Rows by class, one row's weight of them spread evenly.
+        drawn = (sums["class_rows"] * count + count / self.classes) / (1.0 + count)
+        spread = 1.0 / (1.0 + count)
+        linear = np.concatenate([[(1 - spread) * true + spread * mean], drawn])[: candidates.shape[1]]
+        losses, slopes_of = sums["normaliser"] - candidates @ linear, sums["gradient"] - linear
         place = int(np.argmin(losses))
         self.steps += 1
         # Without scores the objective is the least with the logarithms of the shares as biases.
-        drawn = _drawn_rows(sums["class_rows"])
         rates = np.log(drawn / drawn.sum())
         told = float(-drawn @ rates)
         few = self.biases and self.classes == 2 and sums["class_rows"].min() < LEAST_ROWS
@@ -326,7 +324,7 @@ class Search:
         longest = -0.9 * self.best[0] / step[0] if step[0] < 0 else np.inf  # slopes stay positive
         lengths = np.minimum(FRACTIONS, longest)
         self.trial = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
-        if self.done and -slopes_of[place] @ step < _CLOSE * sums["class_rows"].sum():
+        if self.done and -slopes_of[place] @ step < _CLOSE * count:
             self.best = self.trial[1]  # so near to the minimum that the whole step needs no proof
         if self.done and self.classes == 2 and self.tried > 1:
             # Biases follow, so that the mean probability stays that of the class.
@@ -341,21 +339,6 @@ class Search:
         assert self.best is not None
         biases = self.best[1:] - self.best[1:].mean() if len(self.best) > 1 else None
         return float(self.best[0]), biases
-
-
-def _objective(candidates: Array, sums: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """Values, gradients and Hessians of the objective at the candidates."""
-    true, mean = sums["linear"]
-    spread = 1.0 / (1.0 + sums["class_rows"].sum())
-    drawn = np.concatenate([[(1 - spread) * true + spread * mean], _drawn_rows(sums["class_rows"])])
-    drawn = drawn[: candidates.shape[1]]
-    return sums["normaliser"] - candidates @ drawn, sums["gradient"] - drawn, sums["hessian"]
-
-
-def _drawn_rows(class_rows: Array) -> Array:
-    """Rows by class, one row's weight of them spread evenly."""
-    rows = class_rows.sum()
-    return np.asarray((class_rows * rows + rows / len(class_rows)) / (1.0 + rows))
 
 
 def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> float:
@@ -381,16 +364,6 @@ def search_for(recipe: Recipe[Any], spec: Spec, tried: int = 1) -> Search:
     return Search(by_default if recipe.biases is None else recipe.biases, spec.outputs, tried)
 
 
-def numbers_told(recipe: Recipe[Any], spec: Spec, rows: int) -> int:
-    """How many numbers a calibration tells: lists of sums, and counts of rows."""
-    if spec.classes is None and not spec.labels:
-        return rows // 2
-    search, labels = search_for(recipe, spec), len(spec.labels) or 1
-    first, width = search.candidates.shape
-    later = (len(FRACTIONS) + 1) * (search.exchanges - 1)
-    return int(labels * ((first + later) * (1 + width + width**2) + rows // 2))
-
-
 def room(whole: StagedRun[Any]) -> float:
     """Numbers that may be told for choice and training, beside those of a calibration."""
     recipe, spec = whole.recipe, whole.spec
@@ -402,7 +375,12 @@ def room(whole: StagedRun[Any]) -> float:
     if (schema := recipe.schema) is not None and schema.extractor is None:
         numbers = len(schema.places("number", "date"))
         held = numbers + (schema.width - numbers) / 6  # an indicator holds that much of a number
-    besides = numbers_told(recipe, spec, whole.rows) if recipe.calibrate else 0
+    besides = whole.rows // 2 if recipe.calibrate else 0  # counts of rows, and lists of sums
+    if recipe.calibrate and (spec.classes is not None or spec.labels):
+        search = search_for(recipe, spec)
+        first, width = search.candidates.shape
+        later = (len(FRACTIONS) + 1) * (search.exchanges - 1)
+        besides = (len(spec.labels) or 1) * ((first + later) * (1 + width + width**2) + besides)
     return _NEARLY * recipe.told * whole.rows * (held + 1) - besides
 
 
@@ -437,7 +415,7 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
         tried = max(1, sum(one.loss is not None for one in whole.tried))
         search = search_for(whole.recipe, whole.spec, tried)
         run = CalibrationRun(whole.method, whole.spec, whole.folded, search)
-    run.trained_by = whole.folded_by
+    run.members = whole.folded_by
     return run
 
 

@@ -13,7 +13,7 @@ did best with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,12 +69,6 @@ def folds_for(rows: int, features: int) -> list[Fold]:
     return [Fold(training, Part(tuple(range(held)), count), training.fraction)]
 
 
-def scaled(method: Method[Any], share: float) -> Method[Any]:
-    """The candidate as it is tried on this share of the rows: smaller, where it knows how."""
-    smaller: Callable[[float], Method[Any]] | None = getattr(method, "scaled", None)
-    return method if smaller is None else smaller(share)
-
-
 def entry(method: Method[Any], **outcome: Any) -> Tried:
     """The candidate with the settings that are not defaults, and its outcome."""
     changed = {
@@ -88,11 +82,6 @@ def entry(method: Method[Any], **outcome: Any) -> Tried:
 def layers_of(chooser: Method[Any], candidate: Method[Any]) -> int:
     """The layers of a candidate of which the number is to be chosen; 0 where it is not."""
     return int(getattr(candidate, "layers", 0)) if getattr(chooser, "any_layers", False) else 0
-
-
-def with_layers(method: Method[Any], layers: int) -> Method[Any]:
-    """The candidate with so many layers, of those that have any."""
-    return dataclasses.replace(method, layers=layers)  # type: ignore[type-var]
 
 
 def rungs_of(layers: int) -> int:
@@ -130,17 +119,15 @@ class CandidateMarks:
             # Weights of whole numbers stand for rows that are there so often; shares of one do not.
             noise *= max(1.0, weights[least] / max(1, self.rows))
             good = losses <= losses[least] + _TOLERANCE * np.sqrt(max(0.0, noise))
-        cheapest = min((self._cost(kind), kind) for kind in {self._kind(n) for n in owners[good]})[1]
-        good &= np.array([self._kind(number) == cheapest for number in owners])
+        kinds = np.array([self.kinds.get(number, "") for number in owners.tolist()])
+
+        def cost(kind: str) -> tuple[int, int]:
+            costs = (cost for number, cost in self.costs.items() if self.kinds.get(number, "") == kind)
+            return min(costs, default=(0, 0))
+
+        good &= kinds == min(sorted({*kinds[good].tolist()}), key=cost)
         best = int(np.argmin(np.where(good, losses, np.inf)))
         return int(owners[best]), int(best - np.flatnonzero(owners == owners[best])[0])
-
-    def _kind(self, number: int) -> str:
-        return self.kinds.get(int(number), "")
-
-    def _cost(self, kind: str) -> tuple[int, int]:
-        costs = [cost for number, cost in self.costs.items() if self._kind(number) == kind]
-        return min(costs, default=(0, 0))
 
     def going_on(self, running: Collection[int], rung: int) -> list[int]:
         """Those of the candidates under way that are trained further after this rung."""
@@ -190,7 +177,7 @@ class Bill:
         layers: those of which the number is to be chosen.
         """
         if rungs_of(layers) and layers > RUNGS[1][0]:
-            trial = with_layers(trial, RUNGS[1][0])
+            trial = dataclasses.replace(trial, layers=RUNGS[1][0])  # type: ignore[type-var]
         (up, down), run = trial.traffic(self.spec, self.rows), method.start(self.spec)
         exchanges, sent, received = self.last
         more = method.traffic(self.spec, self.rows)
@@ -228,8 +215,3 @@ def sums_of_rows(spec: Spec) -> int:
 def cost_of(method: Method[Any], spec: Spec, rows: int) -> tuple[int, int]:
     """Exchanges and numbers told that a training is likely to take."""
     return method.start(spec).expected, sums_of_rows(spec) + method.traffic(spec, rows)[0]
-
-
-def default_budget(rows: int, features: int) -> float:
-    """Megabytes for a choice that nobody gave a budget: 256, and 200 times as many as the rows have."""
-    return 256.0 + 200 * 8e-6 * rows * features

@@ -14,17 +14,15 @@ candidate, each with the fold that it was not trained on, are what a calibration
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import FOLDS, Part
-from fedsolve.federation.meaning import differ_by_name, differs
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER
@@ -37,13 +35,10 @@ from fedsolve.scoring.candidates import (
     Bill,
     CandidateMarks,
     cost_of,
-    default_budget,
     entry,
     folds_for,
     layers_of,
     rungs_of,
-    scaled,
-    with_layers,
 )
 from fedsolve.scoring.lockstep import COMPARISON, Layered, alike, joined, models_question, share_of
 
@@ -55,15 +50,18 @@ class ChoiceRun(Run[Any]):
     further; models: of those that are not.
     """
 
-    def __init__(self, method: Method[Any], spec: Spec, rows: int, found: Affordable) -> None:
+    def __init__(
+        self, method: Method[Any], spec: Spec, rows: int, tried: Sequence[Method[Any]], left: Sequence[Tried]
+    ) -> None:
         super().__init__(method, spec)
         self.folds = folds_for(rows, spec.features)
-        self._tried, self._left_out = found.taken, found.left
+        self._tried, self._left_out = tried, left
+        self._layers = [layers_of(method, candidate) for candidate in self._tried]
         self._together = len(self._tried) * len(self.folds)  # answers of each client in one exchange, at most
         self.members: dict[str, Run[Any]] = {}
         for number, candidate in enumerate(self._tried):
             for place, fold in enumerate(self.folds):
-                run = scaled(candidate, fold.taken).start(spec)
+                run = candidate.scaled(fold.taken).start(spec)
                 run.agree(fold.training.note())
                 run.member = f"{number}-{place}"
                 self.members[run.member] = run
@@ -93,7 +91,7 @@ class ChoiceRun(Run[Any]):
         """Exchanges of the choice, from those of each trial."""
         if self.chosen is not None:
             return len(self.history)
-        return 1 + max(trials, default=0) + self._rungs(range(len(self._tried)))
+        return 1 + max(trials, default=0) + self._rungs(range(len(self._layers)))
 
     # -- the exchanges -----------------------------------------------------------------------------
 
@@ -115,7 +113,9 @@ class ChoiceRun(Run[Any]):
             self._take_marks(total)
             running = set(self._under_way())
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
-            self._stop([name for name in self._compared if _number(name) not in going_on])
+            for name in (name for name in self._compared if _number(name) not in going_on):
+                run = self.members.pop(name)  # trained no further; its model stays
+                self._models[name], self._scores[name] = run.model(), scores_in(run.history)
             self._rung += 1
             kind = "rung" if self.members else "comparison"
         else:
@@ -140,19 +140,15 @@ class ChoiceRun(Run[Any]):
         if problem is not None and not self.members and not self._marks.of:
             raise problem
 
-    def _layers(self, number: int) -> int:
-        """The layers of a candidate of which the number is to be chosen; 0 where it is not."""
-        return layers_of(self.method, self._tried[number])
-
     def _rungs(self, numbers: Iterable[int]) -> int:
         """How many comparisons these candidates take before the last one."""
-        return max((rungs_of(self._layers(number)) for number in numbers), default=0)
+        return max((rungs_of(self._layers[number]) for number in numbers), default=0)
 
     # -- comparisons -------------------------------------------------------------------------------
 
     def _under_way(self) -> set[int]:
         """The candidates with layers that are trained further."""
-        return {_number(name) for name in self.members if self._layers(_number(name))}
+        return {_number(name) for name in self.members if self._layers[_number(name)]}
 
     def _at_a_rung(self) -> bool:
         """Whether members with layers have so many that they are compared, and more to come."""
@@ -185,12 +181,6 @@ class ChoiceRun(Run[Any]):
             if not np.any(whole[0] > 0):
                 raise DataError("no row that counts was held out; name a method and its settings instead.")
 
-    def _stop(self, names: Sequence[str]) -> None:
-        """Train these no further; their models stay."""
-        for name in names:
-            run = self.members.pop(name)
-            self._models[name], self._scores[name] = run.model(), scores_in(run.history)
-
     def _decide(self) -> None:
         """The best candidate with its best number of layers; enters all of them into the table."""
         best, stage = self._marks.best()
@@ -201,7 +191,7 @@ class ChoiceRun(Run[Any]):
                 continue
             its = stage if number == best else self._marks.best([number])[1]
             weight, mistakes, loss = self._marks.of[number][:, its]
-            staged = self._layers(number)
+            staged = self._layers[number]
             exchanges, numbers = self._marks.costs[number]
             trials.append(
                 entry(
@@ -222,7 +212,7 @@ class ChoiceRun(Run[Any]):
 
     def _choose(self, number: int, layers: int) -> None:
         winner = self._tried[number]
-        self.chosen = with_layers(winner, layers) if self._layers(number) else winner
+        self.chosen = replace(winner, layers=layers) if self._layers[number] else winner  # type: ignore[type-var]
 
     def folded(self) -> dict[str, tuple[Model, Part]]:
         """The models of the best candidate, each with the rows that it was not trained on; none where they
@@ -265,11 +255,6 @@ class ChoiceRun(Run[Any]):
                 self._choose(number, one.layers or 0)
 
 
-@differs.register
-def _choice_differs(run: ChoiceRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-    return differ_by_name(run.members, mine, theirs)
-
-
 def _number(member: str) -> int:
     return int(member.partition("-")[0])
 
@@ -281,23 +266,16 @@ def _place(member: str) -> int:
 # -- the stage -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Affordable:
-    """The candidates that are tried, those that are left out with why, and what it takes."""
-
-    taken: list[Method[Any]]
-    left: list[Tried]
-    bill: Bill
-
-
-def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
-    """Those whose trials and training fit the budget, in order; all are counted together.
+def _affordable(whole: StagedRun[Any], clients: int) -> tuple[list[Method[Any]], list[Tried], Bill]:
+    """Those whose trials and training fit the budget, in order, all counted together; those that are left
+    out, with why; and what it takes.
 
     None are tried where sums are secure and trials would tell too much: the first is trained then.
     """
     method, spec, rows = whole.recipe.method, whole.spec, whole.rows
     limit = getattr(method, "max_exchanges", None)
-    most = getattr(method, "budget", None) or default_budget(rows, spec.features)
+    # Without a budget, in megabytes: 256, and 200 times as many as the rows have.
+    most = getattr(method, "budget", None) or 256.0 + 200 * 8e-6 * rows * spec.features
     folds, most_told = folds_for(rows, spec.features), room(whole)
     calibrates = whole.recipe.calibrate
     before = sum(record.stage == "preparation" for record in whole.history)
@@ -306,7 +284,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
     taken: list[Method[Any]] = []
     left: list[Tried] = []
     for candidate in method.candidates(spec, rows):
-        larger = bill.adding(candidate, scaled(candidate, folds[0].taken), layers_of(method, candidate))
+        larger = bill.adding(candidate, candidate.scaled(folds[0].taken), layers_of(method, candidate))
         cost = sum(larger.megabytes(clients))
         why = ""
         if limit is not None and larger.exchanges > limit:
@@ -321,7 +299,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
             taken.append(candidate)
             bill = larger
     if not taken and most_told < math.inf:
-        return Affordable([], left[1:], bill)
+        return [], left[1:], bill
     if not taken:
         raise DataError(
             "the budget is too small for any candidate: "
@@ -329,7 +307,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
             + ". Raise max_exchanges or the budget, train one method by name, or leave out the calibration "
             "(--no-calibrate)."
         )
-    return Affordable(taken, left, bill)
+    return taken, left, bill
 
 
 def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
@@ -341,27 +319,23 @@ def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
         whole.method, whole.tried = first, (entry(first, chosen=True, left_out=why),)
         return None
     clients = len(next(record.cohort for record in whole.history if record.stage == "preparation"))
-    found = _affordable(whole, clients)
-    if not found.taken or (len(found.taken) < 2 and not staged):
-        whole.method, whole.tried = first, (entry(first, chosen=True), *found.left)
+    taken, left, bill = _affordable(whole, clients)
+    if not taken or (len(taken) < 2 and not staged):
+        whole.method = taken[0] if taken else first
+        whole.tried = (entry(whole.method, chosen=True), *left)
         return None
-    run = ChoiceRun(method, whole.spec, rows, found)
+    run = ChoiceRun(method, whole.spec, rows, taken, left)
     whole.opened(run)
-    whole.outlook = _plan(whole, found, run.expected, clients)
-    return run
-
-
-def _plan(whole: StagedRun[Any], found: Affordable, expected: int, clients: int) -> str:
-    """What comes now and what it takes, in a line."""
-    up, down = found.bill.megabytes(clients)
-    trainings = [method.start(whole.spec).expected for method in found.taken]
+    up, down = bill.megabytes(clients)
+    trainings = [candidate.start(whole.spec).expected for candidate in taken]
     calibration = f"{CALIBRATION.expected(whole)} to calibrate, " if whole.recipe.calibrate else ""
-    left = f"; {len(found.left)} more exceed the limits" if found.left else ""
-    return (
-        f"{len(found.taken)} candidates are compared in about {expected} exchanges, then {calibration}"
-        f"{min(trainings)} to about {max(trainings)} to train the best{left}; in all about {up:.3g} MB up "
+    whole.outlook = (
+        f"{len(taken)} candidates are compared in about {run.expected} exchanges, then {calibration}"
+        f"{min(trainings)} to about {max(trainings)} to train the best"
+        f"{f'; {len(left)} more exceed the limits' if left else ''}; in all about {up:.3g} MB up "
         f"and {down:.3g} MB down."
     )
+    return run
 
 
 def _end(whole: StagedRun[Any], run: ChoiceRun) -> None:

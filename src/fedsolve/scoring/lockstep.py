@@ -9,7 +9,7 @@ were not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -20,7 +20,6 @@ from fedsolve.container import canonical_json, with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import PART, Part, part_from
-from fedsolve.federation.meaning import differ_by_name, differs
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
@@ -118,7 +117,7 @@ def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model,
 class HeldOutRun(Run[Any]):
     """Questions about models, each on the rows that it was not trained on.
 
-    models: by name, each with those rows. trained_by: the runs that made them, where they are still known.
+    models: by name, each with those rows. members: the runs that made them, where they are still known.
     found: what a model keeps of the answers, by name.
     """
 
@@ -128,7 +127,7 @@ class HeldOutRun(Run[Any]):
     def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
         super().__init__(method, spec)
         self.models = dict(models)
-        self.trained_by: Mapping[str, Run[Any]] = {}
+        self.members: Mapping[str, Run[Any]] = {}
         self.found: dict[str, Any] = {}
 
     def ask_about_models(self, kind: str, clients: tuple[str, ...], at: Mapping[str, Array]) -> Request:
@@ -145,11 +144,6 @@ class HeldOutRun(Run[Any]):
             raise DataError(f"{rows} rows are held out, and {self.fewest} are the fewest that say something")
 
 
-@differs.register
-def _models_differ(run: HeldOutRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-    return differ_by_name(run.trained_by, mine, theirs)
-
-
 # -- the client's side -----------------------------------------------------------------------------
 
 
@@ -158,20 +152,15 @@ class _Known:
 
     def __init__(self) -> None:
         self.digest = ""
-        self.length = 0
         self.chains: dict[str, Chain] = {}
         self.caches: dict[str, dict[str, Any]] = {}
-        self.parts: dict[Part, ClientData] = {}
-        self.rows: ClientData | None = None
+        self.parts: dict[Part | None, ClientData] = {}
 
     def part(self, data: ClientData, part: Part | None) -> ClientData:
         """The rows of a part; those of a preparation that changed are chosen anew."""
-        if self.rows is not data:
-            self.parts.clear()
-            self.rows = data
-        if part is None:
-            return data
-        if part not in self.parts:
+        if self.parts.get(None) is not data:
+            self.parts = {None: data}
+        if part is not None and part not in self.parts:
             self.parts[part] = part.of(data)
         return self.parts[part]
 
@@ -179,13 +168,13 @@ class _Known:
 def _known_members(memory: Memory) -> _Known:
     """What this client keeps of the members of the run that its chain describes, with blocks that are new."""
     known, chain = memory.cache.get(TRAINING), memory.chain
-    if known is None or known.length > len(chain) or chain.digests[known.length] != known.digest:
+    if known is None or known.digest not in chain.digests:
         known = memory.cache[TRAINING] = _Known()  # of another run
-    for block in chain.blocks[known.length :]:
+    for block in chain.blocks[chain.digests.index(known.digest) :]:
         if _MEMBER in block.note:
             member = known.chains.setdefault(block.note[_MEMBER], Chain())
             member.append(Block(block.note["block"], block.arrays))
-    known.length, known.digest = len(chain), chain.digest
+    known.digest = chain.digest
     return known
 
 
@@ -241,17 +230,14 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
     return term
 
 
-def _marks(model: Model, rows: ClientData) -> Array:
-    layered = isinstance(model, Layered)
-    stages: Callable[[Array], Array] = (
-        model.staged_decision_function if layered else lambda features: model.estimates(features)[None]  # type: ignore[attr-defined]
-    )
+def _marks(model: Any, rows: ClientData) -> Array:
     truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
-    marks = np.zeros((3, model.layers + 1 if layered else 1))  # type: ignore[attr-defined]
+    layered, counts = isinstance(model, Layered), model.classes is not None
+    marks = np.zeros((3, model.layers + 1 if layered else 1))
     for span in rows.spans():
-        scores = stages(rows.features(span))
+        given = rows.features(span)
+        scores = model.staged_decision_function(given) if layered else model.estimates(given)[None]
         counted = np.ones(scores.shape[1]) if weights is None else weights[span]
-        counts = model.classes is not None
         targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
         losses = np.sum((scores - targets) ** 2, axis=2)
         wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
