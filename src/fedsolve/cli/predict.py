@@ -234,7 +234,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         document = named | {"rows": len(data), f"staged_{of_what}": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data), of_what))
         return
-    limit, limits = None, dict[str, Threshold]()
+    limits: dict[str, Threshold] = {}
     important = importance_on(model, data, options.column) if options.importance else None
     found: Found
     if model.classes is None:
@@ -251,21 +251,19 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         found = Evaluation(model.classes, sums, model.calibration is not None and not depth)
         more = Confusion(model.classes, found.confusion).as_dict()
         if options.sensitivity is not None:
-            limit = found.threshold(model.threshold(options.sensitivity), options.sensitivity)
+            limits[""] = found.threshold(model.threshold(options.sensitivity), options.sensitivity)
         doubts = caveats(model) or majority_doubt(
             found.accuracy, data.labels, "these rows", found.balanced_accuracy
         )
     groups = None if options.by is None else by_column(model, data, options.by)
     doubts = far_outside(model.schema, model.column_moments, data.features, data.source) + doubts
     document = named | {"layers": depth.get("layers")} | found.as_dict() | more
-    if model.labels:
-        document["thresholds"] = {name: asdict(one) for name, one in limits.items()} or None
-    else:
-        document["threshold"] = None if limit is None else asdict(limit)
+    chosen = {name: asdict(one) for name, one in limits.items()}
+    document |= {"thresholds": chosen or None} if model.labels else {"threshold": chosen.get("")}
     document["importance"] = None if important is None else [asdict(one) for one in important]
     document["by"] = None if groups is None else groups.as_dict()
     document |= {"html": options.html, "warnings": doubts}
-    shown = EvaluationReport(found, limit, important, groups, limits)
+    shown = EvaluationReport(found, important, groups, limits)
     if options.html is not None:
         names = Path(options.model).name, Path(options.data).name
         write_text(options.html, html_page(*names, repr(model), shown, doubts))

@@ -23,6 +23,8 @@ from fedsolve.version import __version__
 MOST_NAMES = 50
 """Clients that a card names; of more it tells the number."""
 
+_SENT = ("bytes_up", "bytes_down")
+
 LICENCE = (
     "fedsolve is under the Apache License 2.0, which says nothing about the model: whoever owns the rows "
     "decides what may be done with it."
@@ -36,13 +38,9 @@ def training_card(model: Model, recipe: Recipe[Any], **more: Any) -> dict[str, A
     more: what else is known, such as rows and accuracies.
     """
     cohort = sorted({client for record in model.history for client in record.cohort})
-    parts: dict[tuple[str, str], dict[str, int]] = {}
+    parts: dict[tuple[str, str], list[Record]] = {}
     for record in model.history:
-        part = record.stage, record.kind
-        sums = parts.setdefault(part, {"exchanges": 0, "bytes_up": 0, "bytes_down": 0})
-        sums["exchanges"] += 1
-        sums["bytes_up"] += record.bytes_up
-        sums["bytes_down"] += record.bytes_down
+        parts.setdefault((record.stage, record.kind), []).append(record)
     private = recipe.method.agreement().get("privacy")
     # Exact counts, and mistakes on the rows themselves, would say more than the noise.
     if private is not None:
@@ -57,8 +55,8 @@ def training_card(model: Model, recipe: Recipe[Any], **more: Any) -> dict[str, A
         "parameters": recipe.method.parameters(),
         "clients": len(cohort),
         "cohort": cohort[:MOST_NAMES],
-        **{name: count for name, count in totals(model.history).items() if name != "catch_up_bytes"},
-        "history": [{"stage": stage, "kind": kind, **sums} for (stage, kind), sums in parts.items()],
+        **totals(model.history, _SENT),
+        "history": [{"stage": s, "kind": kind, **totals(part, _SENT)} for (s, kind), part in parts.items()],
         "risk": risks[-1] if risks else None,
         "versions": {
             "fedsolve": __version__,
@@ -123,14 +121,10 @@ def _licence(model: Model) -> str:
     return f"{LICENCE} The backbone {backbone} has a licence of its own."
 
 
-def totals(history: Sequence[Record]) -> dict[str, int]:
+def totals(history: Sequence[Record], names: Sequence[str] = (*_SENT, "catch_up_bytes")) -> dict[str, int]:
     """Exchanges, and bytes up, down and for catching up, over all clients together."""
-    return {
-        "exchanges": len(history),
-        "bytes_up": sum(record.bytes_up for record in history),
-        "bytes_down": sum(record.bytes_down for record in history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in history),
-    }
+    sums = {name: sum(getattr(record, name) for record in history) for name in names}
+    return {"exchanges": len(history), **sums}
 
 
 _TOLD = (

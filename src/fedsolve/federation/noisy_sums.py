@@ -98,14 +98,11 @@ class NoisyAnswer:
         """A sum of noised terms in the units of the method."""
         shares, arrays = self.shares(sites), {}
         for name, array in term.arrays.items():
-            symmetric = name in term.symmetric
-            flat = flat_numbers(array, False)
-            size = len(pack_triangle(array)) if symmetric else flat.size
+            size = flat_numbers(array, name in term.symmetric).size
             step = self.deviation(name, size, shares) / math.sqrt(shares) / STEPS
-            arrays[name] = flat.reshape(array.shape) * step
-            if symmetric:
-                side = len(arrays[name])
-                arrays[name] *= np.where(np.eye(side, dtype=bool), 1.0, math.sqrt(0.5))
+            arrays[name] = np.asarray(array, dtype=np.float64) * step
+            if name in term.symmetric:
+                arrays[name] *= np.where(np.eye(len(array), dtype=bool), 1.0, math.sqrt(0.5))
         return Term(arrays, {}, term.symmetric)
 
 
@@ -152,9 +149,7 @@ def flat_numbers(array: Array, symmetric: bool) -> Array:
     """The numbers that travel, each as often as it counts in the norm of a symmetric matrix."""
     if not symmetric:
         return np.asarray(array, dtype=np.float64).reshape(-1)
-    side = len(array)
-    weights = np.full((side, side), math.sqrt(2.0))
-    np.fill_diagonal(weights, 1.0)
+    weights = np.where(np.eye(len(array), dtype=bool), 1.0, math.sqrt(2.0))
     return pack_triangle(np.asarray(array, dtype=np.float64) * weights)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,15 +114,13 @@ def client_scores(
     if len(names) != len(tests):
         raise DataError(f"{len(names)} names for {len(tests)} clients; give one each.")
     several = isinstance(predictors, Iterable) and not callable(getattr(predictors, "predict", None))
-    source = iter(predictors) if several else None  # type: ignore[arg-type]
+    each: Any = predictors if several else repeat(predictors, len(tests))
     correct = np.zeros(len(tests), dtype=np.int64)
-    for number, data in enumerate(tests):
-        predictor = predictors if source is None else next(source, None)
-        if predictor is None:
-            raise DataError(f"{number} predictors for {len(tests)} clients; give one each, or one for all.")
+    for number, (predictor, data) in enumerate(zip_longest(each, tests)):
+        if predictor is None or data is None:
+            count = f"{number}" if predictor is None else f"more than {number}"
+            raise DataError(f"{count} predictors for {len(tests)} clients; give one each, or one for all.")
         correct[number] = _correct(predictor, data)
-    if source is not None and next(source, None) is not None:
-        raise DataError(f"more than {len(tests)} predictors for {len(tests)} clients; give one each.")
     return ClientScores(names, correct, np.array([len(data) for data in tests], dtype=np.int64))
 
 
@@ -211,16 +210,9 @@ def own_models(
         if tests is not None:
             correct += client_scores(own, tests[number : number + 1]).correct.tolist()
         advance(number + 1, len(federation.clients), participant.name)
-    told: dict[str, Any] = {
-        "balances": balances or None,
-        "refinement_ridges": ridges or None,
-        "local_accuracy": None,
-    }
+    accuracy = None
     if tests is not None:
         shared = client_scores(model, tests, federation.clients)
-        own_scores = ClientScores(federation.clients, np.array(correct), shared.rows)
-        told["local_accuracy"] = {
-            "shared": shared.as_dict() if model.predicts else None,
-            "personal": own_scores.as_dict(),
-        }
-    return told
+        personal = ClientScores(federation.clients, np.array(correct), shared.rows).as_dict()
+        accuracy = {"shared": shared.as_dict() if model.predicts else None, "personal": personal}
+    return {"balances": balances or None, "refinement_ridges": ridges or None, "local_accuracy": accuracy}

@@ -86,13 +86,8 @@ def calibration_doubt(model: Model) -> list[str]:
 
 def identifier_doubt(data: Table) -> list[str]:
     """Columns of a plain table that number its rows rather than measure something."""
-    if data.schema is None:
-        return []
-    names = [
-        column.name
-        for place, column in enumerate(data.schema.used)
-        if numbers_the_rows(data.features[:, place])
-    ]
+    columns = [] if data.schema is None else data.schema.used
+    names = [one.name for place, one in enumerate(columns) if numbers_the_rows(data.features[:, place])]
     if not names:
         return []
     drops = " ".join(f"--drop {name}" for name in names)
@@ -109,10 +104,9 @@ def held_out_accuracy(model: Model, balanced: bool) -> float | None:
     """
     if model.spread is not None:
         return float(model.spread.metrics["r2"] or 0.0)
-    if model.tried and model.calibration is not None and not balanced:
-        known = model.calibration.metrics.get("accuracy")
-        if known is not None:
-            return float(known)
+    known = None if model.calibration is None else model.calibration.metrics.get("accuracy")
+    if model.tried and known is not None and not balanced:
+        return float(known)
     chosen = (tried.errors for tried in model.tried if tried.chosen and tried.errors is not None)
     return next((1.0 - errors for errors in chosen), None)
 

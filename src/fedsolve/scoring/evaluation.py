@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -14,14 +13,11 @@ from fedsolve.federation.engine import Federation
 from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.model import Model, model_from_contents
 from fedsolve.scoring.predictions import truth_of
 from fedsolve.scoring.quality import Evaluation, LabelsEvaluation
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import COUNTS, add_tally, empty_tally, tally_from, tally_term
-
-if TYPE_CHECKING:
-    from fedsolve.model import Model
-
+from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term
 
 Found = Evaluation | RegressionEvaluation
 """What an evaluation tells: of a classifier, or of a regression."""
@@ -41,11 +37,10 @@ def evaluate(
     Of several labels a row, the mean accuracy of the labels. detailed: everything that `Evaluation` tells of
     a classifier, `LabelsEvaluation` of several labels, or `RegressionEvaluation` of a regression, instead.
     """
+    kind = "tally" if detailed else "evaluate"
+    total = federation.exchange(about(kind, model, federation.clients, part), Chain())
     if detailed:
-        return evaluation_from(
-            model, federation.exchange(about("tally", model, federation.clients, part), Chain())
-        )
-    total = federation.exchange(about("evaluate", model, federation.clients, part), Chain())
+        return evaluation_from(model, total)
     if not model.regression:
         answers = max(1, total.count("rows")) * (len(model.labels) or 1)
         return total.count("correct") / answers
@@ -56,18 +51,9 @@ def evaluate(
 
 def evaluation_from(model: Model, total: Total) -> Found:
     """The evaluation that the clients' sums add up to."""
-    return _evaluation(model, total.count("rows"), tally_from(total.term.arrays))
-
-
-def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
-    """The same of rows that lie here."""
-    data = ClientData(features, labels, schema=model.schema if model.preparing is not None else None)
-    return _evaluation(model, len(data), sums_of(model, data))
-
-
-def _evaluation(model: Model, rows: int, sums: dict[str, Array]) -> Found:
+    sums = tally_from(total.term.arrays)
     if model.regression:
-        return RegressionEvaluation(rows, sums, origin_of(model), model.spread)
+        return RegressionEvaluation(total.count("rows"), sums, origin_of(model), model.spread)
     calibrated = model.calibration is not None
     if model.labels:
         return LabelsEvaluation(np.arange(2), sums, calibrated, model.labels)
@@ -75,12 +61,18 @@ def _evaluation(model: Model, rows: int, sums: dict[str, Array]) -> Found:
     return Evaluation(model.classes, sums, calibrated)
 
 
+def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
+    """The same of rows that lie here."""
+    data = ClientData(features, labels, schema=model.schema if model.preparing is not None else None)
+    return evaluation_from(model, Total(tally_term(sums_of(model, data), len(data)), ()))
+
+
 def about(
     kind: str,
     model: Model,
     clients: tuple[str, ...],
     part: Part | None = None,
-    at: Mapping[str, Array] = MappingProxyType({}),
+    at: Mapping[str, Array] = {},
     **more: Any,
 ) -> Request:
     """A question about a model, which goes with it; clients need not know a run.
@@ -101,8 +93,6 @@ def about(
 
 def model_about(request: Request, memory: Memory) -> Model:
     """The model that a question is about, where the client computes."""
-    from fedsolve.model import model_from_contents
-
     own = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
     return model_from_contents(own, dict(request.note)).placed(memory.device)
 
@@ -122,21 +112,20 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
     if model.regression:
         return error_sums(model, data)
     truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
-    sums = empty_tally(2 if model.labels else model.outputs)
-    if model.labels:
-        sums = {name: np.repeat(array[None], model.outputs, axis=0) for name, array in sums.items()}
-    each = [{name: array[place] for name, array in sums.items()} for place in range(len(model.labels))]
-    exact = 0
+    whole, exact, each = empty_tally(model.outputs), 0, [empty_tally(2) for _ in model.labels]
     for span in data.spans():
         answers, shares = model.told(data.features(span, data.source.dtype))
         if not model.labels:
-            add_tally(sums, shares, answers, truth[span], coarse)
+            tally(shares, answers, truth[span], coarse, whole)
             continue
         for place, of_label in enumerate(shares.T):
             two = np.column_stack([1.0 - of_label, of_label])
-            add_tally(each[place], two, answers[:, place], truth[span, place], coarse)
+            tally(two, answers[:, place], truth[span, place], coarse, each[place])
         exact += int(np.sum((answers == truth[span]).all(axis=1)))
-    return sums | ({"exact": np.array([float(exact)])} if model.labels else {})
+    if not model.labels:
+        return whole
+    sums = {name: np.stack([one[name] for one in each]) for name in each[0]}
+    return sums | {"exact": np.array([float(exact)])}
 
 
 @step("evaluate", over_rows=True)

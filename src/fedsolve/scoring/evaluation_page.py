@@ -12,7 +12,7 @@ from fedsolve.calibration import REACH
 from fedsolve.pages.templates import render
 from fedsolve.pages.words import percent, short
 from fedsolve.scoring.evaluation import Found
-from fedsolve.scoring.groups import Grouped
+from fedsolve.scoring.groups import Grouped, measures_of
 from fedsolve.scoring.importance import Importance, LabelsImportance
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
@@ -49,7 +49,6 @@ _SHOWN_LOGITS = 9.0
 _SHOWN_PROBABILITIES = tuple(
     (float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 )
-_TEXTS = (percent, "{:.4f}".format)
 _IMPORTANCE = "Columns by importance: what is lost when a column is replaced by draws from all its values."
 
 
@@ -70,13 +69,12 @@ class TextTable:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What is shown of an evaluation: its measures, a threshold, importances and groups where asked for.
+    """What is shown of an evaluation: its measures, thresholds, importances and groups where asked for.
 
-    limits: of several labels a row, the threshold of each.
+    limits: the threshold of two classes under no name, or that of each of several labels a row.
     """
 
     found: Found
-    limit: Threshold | None = None
     important: Sequence[Importance] | None = None
     groups: Grouped | None = None
     limits: Mapping[str, Threshold] = field(default_factory=dict)
@@ -131,7 +129,7 @@ class EvaluationReport:
         elif isinstance(self.found, LabelsEvaluation):
             tables = label_tables(self.found, self.limits)
         else:
-            tables = evaluation_tables(self.found, self.limit)
+            tables = evaluation_tables(self.found, self.limits.get(""))
         for label, important in _important(self.important or ()).items():
             tables[f"importance {label}".strip()] = _importance_table(important, self.found, label)
         for label, groups in {} if self.groups is None else self.groups.by_label().items():
@@ -200,8 +198,8 @@ def label_tables(found: LabelsEvaluation, limits: Mapping[str, Threshold]) -> di
     """Share, accuracy and AUC of every label, and what is reached where thresholds were chosen."""
     rows = []
     for name, one in found.by_label.items():
-        pairs = (one.intervals[key] for key in ("accuracy", "auc"))
-        right, area = ("{} to {}".format(*map(text, pair)) for text, pair in zip(_TEXTS, pairs, strict=True))
+        right = " to ".join(map(percent, one.intervals["accuracy"]))
+        area = " to ".join(map("{:.4f}".format, one.intervals["auc"]))
         share = percent(one.confusion[1].sum() / max(1, one.rows))
         rows.append((name, share, percent(one.accuracy), right, f"{one.auc:.4f}", area))
     heads = ("label", "share", "accuracy", "95 % interval", "AUC", "95 % interval")
@@ -231,10 +229,10 @@ def group_table(groups: Grouped, label: str = "") -> TextTable:
     """A line for every group, each measure with its interval."""
     first = next(iter(groups.found.values()))
     numbers = isinstance(first, RegressionEvaluation)
-    names = {name: SHORT[name] for name in SHORT if name in first.intervals | first.rate_intervals}
+    names = {name: shown for name, shown in SHORT.items() if name in measures_of(first)[1]}
     rows = []
     for group, one in groups.found.items():
-        values, pairs = one.measures() | one.rates, one.intervals | one.rate_intervals
+        values, pairs = measures_of(one)
         cells = [group, f"{one.rows:,}"]
         for name in names:
             text = "{:.3g}".format if numbers else "{:.2f}".format
@@ -340,7 +338,7 @@ def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts
 
 def _measures(found: Found, limit: Threshold | None = None) -> TextTable:
     """Every measure: name, value, and its interval or another remark."""
-    rows = []
+    rows, values = [], found.measures()
     for name, words in NAMES.items():
         if name not in found.intervals:
             continue
@@ -350,7 +348,7 @@ def _measures(found: Found, limit: Threshold | None = None) -> TextTable:
         if name == "auc" and isinstance(found, Evaluation):
             interval += f" (from a histogram, known to ± {found.auc_bound:.1g})"
             words += "" if len(found.classes) == 2 else ", mean over classes"
-        rows.append((words, shown(getattr(found, name)), interval))
+        rows.append((words, shown(values[name]), interval))
     if isinstance(found, RegressionEvaluation) and (covered := found.coverage()) is not None:
         inside = wilson(covered * found.rows, found.rows)
         rows.append(("in 95 % intervals", percent(covered), " to ".join(map(percent, inside))))
@@ -462,15 +460,13 @@ def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
 
 def _group_plot(groups: Grouped) -> Plot:
     """The measures of every group side by side."""
-    first = next(iter(groups.found.values()))
-    known = first.intervals | first.rate_intervals
-    wanted = [name for name in SHORT if name in known and name not in ("ece", "observed_share")]
+    each = [measures_of(one) for one in groups.found.values()]
+    wanted = [name for name in SHORT if name in each[0][1] and name not in ("ece", "observed_share")]
     wanted = [name for name in wanted if name != "auc" or len(wanted) < 3]  # three panels can be read
     labels, places = [_name(group) for group in groups.found], tuple(map(float, range(len(groups.found))))
     caption, plots = f"Measures by {groups.by}; bars are 95 % intervals.", []
     for name in wanted:
-        values = np.array([(one.measures() | one.rates)[name] for one in groups.found.values()])
-        pairs = np.array([(one.intervals | one.rate_intervals)[name] for one in groups.found.values()])
+        values, pairs = (np.array([one[kind][name] for one in each]) for kind in (0, 1))
         bars = (tuple(np.maximum(0, np.abs(values - side)).tolist()) for side in pairs.T)
         line = ("", 0, places, tuple(values.tolist()), *bars)
         plots.append(_plot("groups", f"By {groups.by}", caption, line, x=labels, y=SHORT[name], kind="rows"))

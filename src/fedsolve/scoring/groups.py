@@ -30,7 +30,7 @@ from fedsolve.scoring.evaluation import (
     sums_of,
 )
 from fedsolve.scoring.lockstep import enter_term, share_of
-from fedsolve.scoring.quality import LabelsEvaluation
+from fedsolve.scoring.quality import Evaluation, LabelsEvaluation, share_interval
 from fedsolve.scoring.residuals import FEWEST
 from fedsolve.scoring.tallies import COUNTS, tally_term
 from fedsolve.tables.table_file import Table
@@ -58,9 +58,9 @@ class Grouped:
             told = {label: one.as_dict()["groups"] for label, one in labels.items()}
             return {"column": self.by, "labels": told, "joined": list(self.joined)}
         for name, one in self.found.items():
-            told = {"group": name, "rows": one.rows, **one.measures(), **one.rates}
-            pairs = {key: list(pair) for key, pair in (one.intervals | one.rate_intervals).items()}
-            groups.append(told | {"intervals": pairs})
+            values, intervals = measures_of(one)
+            pairs = {key: list(pair) for key, pair in intervals.items()}
+            groups.append({"group": name, "rows": one.rows, **values, "intervals": pairs})
         return {"column": self.by, "groups": groups, "joined": list(self.joined)}
 
     def by_label(self) -> dict[str, Grouped]:
@@ -73,6 +73,28 @@ class Grouped:
             label: Grouped(self.by, {group: of[label] for group, of in several.items()}, self.joined)
             for label in next(iter(several.values()))
         }
+
+
+def measures_of(found: Found) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """The measures of a group by name, and their intervals.
+
+    Of two classes also how many rows of the first are called the second, and the reverse; and the mean
+    probability of the second, which is no share of rows and has no interval, beside its share of the rows.
+    """
+    values, intervals = found.measures(), {**found.intervals}
+    if isinstance(found, Evaluation) and len(found.classes) == 2:
+        (right, false), (missed, hit) = found.confusion.tolist()
+        _, told, true = found.sums["reliability"].sum(axis=1).tolist()
+        for name, part, whole in (
+            ("false_positive_rate", false, right + false),
+            ("false_negative_rate", missed, missed + hit),
+            ("predicted_share", told, found.rows),
+            ("observed_share", true, found.rows),
+        ):
+            values[name] = part / whole if whole else np.nan
+            if name != "predicted_share":
+                intervals[name] = share_interval(part, whole) if whole else (np.nan, np.nan)
+    return values, intervals
 
 
 def by_column(model: Model, data: Table, column: str) -> Grouped:
@@ -91,10 +113,15 @@ def groups_of(cells: Array) -> tuple[list[str], Array, tuple[str, ...]]:
     texts = [str(cell).strip() or MISSING for cell in cells]
     if len(texts) < FEWEST:
         raise DataError(f"{len(texts)} rows are too few for groups; each has {FEWEST} rows at least.")
-    known = {text: number(text.replace(",", ".")) for text in set(texts) - {MISSING}}
+    known: dict[str, Any] = {text: number(text.replace(",", ".")) for text in set(texts) - {MISSING}}
     if len(known) > MOST_VALUES and all(value is not None and np.isfinite(value) for value in known.values()):
-        named = _fourths(np.array([known[text] for text in texts if text != MISSING]), known)
-        texts = [named.get(text, MISSING) for text in texts]
+        values = [known[text] for text in texts if text != MISSING]
+        edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
+        named = {MISSING: MISSING}  # by the fourth of the rows that a number lies in, as a range of numbers
+        for text, value in known.items():
+            place = int(np.searchsorted(edges[1:-1], value, side="left"))
+            named[text] = f"{place + 1}. {edges[place]:.6g} to {edges[place + 1]:.6g}"
+        texts = [named[text] for text in texts]
     sizes = dict(sorted(Counter(texts).items(), key=lambda one: (one[0] == MISSING, one[0])))
     if len(sizes) > MOST_GROUPS:
         raise DataError(
@@ -107,15 +134,6 @@ def groups_of(cells: Array) -> tuple[list[str], Array, tuple[str, ...]]:
     names = [value for value in sizes if value not in small] + [OTHERS] * bool(small)
     place = {value: names.index(OTHERS if value in small else value) for value in sizes}
     return names, np.array([place[text] for text in texts]), tuple(sorted(small))
-
-
-def _fourths(values: Array, known: Mapping[str, Any]) -> dict[str, str]:
-    """The fourth of the rows that every number lies in, as a range of numbers."""
-    edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
-    places = {text: int(np.searchsorted(edges[1:-1], value, side="left")) for text, value in known.items()}
-    return {
-        text: f"{place + 1}. {edges[place]:.6g} to {edges[place + 1]:.6g}" for text, place in places.items()
-    }
 
 
 # -- over a federation -----------------------------------------------------------------------------
@@ -159,7 +177,7 @@ def _category(model: Model, by: str) -> dict[str, int]:
 
 
 @step(KIND, over_rows=True, counts=COUNTS)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     """The tally of every group of this client's rows, each under its number."""
     model = model_about(request, memory)
     whole = Term()

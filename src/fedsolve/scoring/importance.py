@@ -11,7 +11,7 @@ by a number. Of a text, every hashed word is drawn by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,12 @@ def feature_importances(
         request = about(kind, model, federation.clients, part, arrays, importance=note)
         return federation.exchange(request, Chain())
 
-    origin, unit = _steps(ask("column-scales", {})["moments"], *_reference(model))
+    reference, scale = _reference(model)
+    count, first, second = ask("column-scales", {})["moments"]
+    mean, deviation = mean_and_deviation(np.maximum(count, 1), first, second, 1e-12)
+    # Middle and width of every histogram's steps: powers of two, so that rounding does not move them.
+    unit = 2.0 ** (np.floor(np.log2(deviation * scale) + 1e-6) - 3)
+    origin = np.rint((reference + mean * scale) / unit) * unit
     counts = np.rint(ask("column-histograms", {"origin": origin, "unit": unit})["counts"])
     told = ask("column-losses", {"origin": origin, "unit": unit, "counts": counts}, columns=names, seed=seed)
     rows = max(1, told.count("rows"))
@@ -121,20 +126,12 @@ def _reference(model: Model) -> tuple[Array, Array]:
     return model.preparing.mean, model.preparing.scale
 
 
-def _steps(moments: Array, reference: Array, scale: Array) -> tuple[Array, Array]:
-    """Middle and width of every histogram's steps: powers of two, so that rounding does not move them."""
-    count, first, second = moments
-    mean, deviation = mean_and_deviation(np.maximum(count, 1), first, second, 1e-12)
-    unit = 2.0 ** (np.floor(np.log2(deviation * scale) + 1e-6) - 3)
-    return np.rint((reference + mean * scale) / unit) * unit, unit
-
-
 @step("column-scales")
 def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² of every feature, over the rows that have it."""
     reference, scale = _reference(model_about(request, memory))
     sums = np.zeros((3, data.width))
-    for values in _parts(data):
+    for values in map(data.features, data.spans(_ROWS)):
         there = ~np.isnan(values)
         scaled = np.where(there, (values - reference) / scale, 0.0)
         sums += [there.sum(axis=0), scaled.sum(axis=0), (scaled**2).sum(axis=0)]
@@ -146,7 +143,7 @@ def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Ter
     """Rows in every step of every feature, and those that lack it: (features, 2 STEPS + 2)."""
     origin, unit = (request.arrays[f"at.{name}"] for name in ("origin", "unit"))
     counts = np.zeros((data.width, 2 * STEPS + 2))
-    for values in _parts(data):
+    for values in map(data.features, data.spans(_ROWS)):
         places = np.rint(np.clip((values - origin) / unit, -STEPS, STEPS)) + STEPS
         places = np.where(np.isnan(values), 2 * STEPS + 1, places).astype(np.int64)
         for number in range(data.width):
@@ -163,10 +160,8 @@ def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
     asked = {name: request.arrays[f"at.{name}"] for name in ("origin", "unit", "counts")}
     several = (1 + len(model.labels),) if model.labels else ()
     sums = np.zeros((len(note["columns"]), *several, 3))
-    start = 0
-    for values in _parts(data):
-        span = slice(start, start + len(values))
-        start += len(values)
+    for span in data.spans(_ROWS):
+        values = data.features(span)
         before, right = _losses(model, values, truth[span], data.source.dtype)
         for place, name in enumerate(note["columns"]):
             hashes = row_hashes(values, labels[span], f"importance|{note['seed']}|{name}")
@@ -232,10 +227,6 @@ def _losses(model: Model, values: Array, truth: Array, dtype: Any) -> tuple[Arra
         return losses, right
     given = np.take_along_axis(probabilities, truth[:, None], axis=1)[:, 0]
     return -np.log(np.maximum(given, _LEAST)), answers == truth
-
-
-def _parts(data: ClientData) -> Iterable[Array]:
-    return map(data.features, data.spans(_ROWS))
 
 
 def importance_on(model: Model, data: Table, columns: Sequence[str]) -> list[Importance]:

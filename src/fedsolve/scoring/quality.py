@@ -16,7 +16,6 @@ from fedsolve.scoring.tallies import (
     RELIABILITY_BINS,
     area,
     at_threshold,
-    empty_tally,
     resampled,
     wilson,
 )
@@ -121,11 +120,16 @@ class Evaluation:
         """95 % intervals by the name of the measure."""
         confusion = resampled(self.confusion)
         areas = [area(resampled(histogram))[0] for histogram in self.sums["histogram"]]
+        rows, told, true = self.sums["reliability"]
+        means = np.divide(told, rows, out=np.zeros_like(told), where=rows > 0)
+        cells = resampled(np.rint(np.stack([rows - true, true])).astype(np.int64))
+        again = cells.sum(axis=1)
+        reliability = np.stack([again, again * means, cells[:, 1]], axis=1)
         found = {
-            "accuracy": _pair(wilson(np.trace(self.confusion), self.rows)),
+            "accuracy": share_interval(np.trace(self.confusion), self.rows),
             "balanced_accuracy": _between(_balanced(confusion)),
             "auc": _between(_macro(np.stack(areas, axis=-1))),
-            "ece": _between(self._calibration_errors()),
+            "ece": _between(_calibration_error(reliability)),
         }
         for place, name in enumerate(("log_loss", "brier")):
             total, square = self.sums["losses"][place]
@@ -133,39 +137,6 @@ class Evaluation:
             error = NORMAL * np.sqrt(max(0.0, square / count - (total / count) ** 2) / count)
             found[name] = (float(total / count - error), float(total / count + error))
         return found
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """Of two classes: how many rows of the first are called the second, and the reverse; and the mean
-        probability of the second beside its share of the rows.
-        """
-        return {name: part / max(1, whole) if whole else np.nan for name, part, whole in self._rates()}
-
-    @property
-    def rate_intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals of `rates`, but for the mean probability, which is no share of rows."""
-        shares = [one for one in self._rates() if one[0] != "predicted_share"]
-        return {n: _pair(wilson(part, whole)) if whole else (np.nan, np.nan) for n, part, whole in shares}
-
-    def _rates(self) -> list[tuple[str, float, float]]:
-        """Names, parts and wholes."""
-        if len(self.classes) != 2:
-            return []
-        (right, false), (missed, found) = self.confusion.tolist()
-        _, told, true = self.sums["reliability"].sum(axis=1).tolist()
-        return [
-            ("false_positive_rate", false, right + false),
-            ("false_negative_rate", missed, missed + found),
-            ("predicted_share", told, self.rows),
-            ("observed_share", true, self.rows),
-        ]
-
-    def _calibration_errors(self) -> Array:
-        rows, told, true = self.sums["reliability"]
-        means = np.divide(told, rows, out=np.zeros_like(told), where=rows > 0)
-        cells = resampled(np.rint(np.stack([rows - true, true])).astype(np.int64))
-        again = cells.sum(axis=1)
-        return _calibration_error(np.stack([again, again * means, cells[:, 1]], axis=1))
 
     def at(self, probability: float, positive: Any = None) -> tuple[float, float]:
         """Sensitivity and specificity where rows of at least this probability are called."""
@@ -178,7 +149,7 @@ class Evaluation:
         of_class = self._histogram(None).sum(axis=1)[::-1]
         names = ("sensitivity", "specificity")
         intervals = {
-            name: _pair(wilson(share * rows, rows)) if rows else (np.nan, np.nan)
+            name: share_interval(share * rows, rows) if rows else (np.nan, np.nan)
             for name, share, rows in zip(names, reached, of_class, strict=True)
         }
         return Threshold(self.classes[1].item(), wanted, probability, *reached, intervals)
@@ -238,7 +209,9 @@ class LabelsEvaluation(Evaluation):
     def by_label(self) -> dict[str, Evaluation]:
         """The evaluation of each label by itself, of the classes 0 and 1."""
         return {
-            name: Evaluation(self.classes, {key: self.sums[key][place] for key in empty_tally(2)})
+            name: Evaluation(
+                self.classes, {key: sums[place] for key, sums in self.sums.items() if key != "exact"}
+            )
             for place, name in enumerate(self.labels)
         }
 
@@ -273,7 +246,6 @@ class LabelsEvaluation(Evaluation):
         return {name: one.threshold(probability, wanted) for (name, one), probability in each}
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, NaN where a measure does not exist."""
         return {
             "rows": self.rows,
             "calibrated": self.calibrated,
@@ -374,8 +346,10 @@ def _calibration_error(reliability: Array) -> Array:
     return np.asarray(np.abs(told - true).sum(axis=-1) / np.maximum(1, rows.sum(axis=-1)))
 
 
-def _pair(interval: tuple[Any, Any]) -> tuple[float, float]:
-    return float(interval[0]), float(interval[1])
+def share_interval(part: float, rows: float) -> tuple[float, float]:
+    """The 95 % interval of a share of rows."""
+    low, high = wilson(part, rows)
+    return float(low), float(high)
 
 
 def _between(values: Array) -> tuple[float, float]:

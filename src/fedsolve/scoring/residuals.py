@@ -10,18 +10,15 @@ shown    (3, targets, 12) by the prediction: rows, sum of e and of e²; bins in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.calibration import STEPS, Spread, kept_from
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
 from fedsolve.scoring.predictions import truth_of
@@ -113,13 +110,12 @@ class RegressionEvaluation:
         return float(np.mean(np.sqrt(self._moments[1])))
 
     @property
-    def bias(self) -> float:
+    def mean_residual(self) -> float:
         """Mean of truth - prediction."""
         return float(np.mean(self.sums["errors"][0]) / max(1, self.rows))
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % intervals by the name of the measure."""
         count = max(1, self.rows)
         size, square, middle, variance = self._moments
         first, _, _, fourth, _, second, third, quartic, lean, bend = self.sums["errors"] / count
@@ -131,15 +127,11 @@ class RegressionEvaluation:
             of_ratio = (fourth - 2 * ratio * cross + ratio**2 * spread) / variance**2
             of_root = (fourth - square**2) / (4 * square)
         found = {}
-        for name, noise in {
-            "r2": of_ratio,
-            "mae": square - size**2,
-            "rmse": of_root,
-            "bias": square - first**2,
-        }.items():
+        noises = (of_ratio, square - size**2, of_root, square - first**2)
+        for (name, value), noise in zip(self.measures().items(), noises, strict=True):
             # Of several targets as if their errors went together, which is the widest.
             reach = NORMAL * float(np.mean(np.sqrt(np.maximum(noise, 0.0) / count)))
-            found[name] = getattr(self, name) - reach, getattr(self, name) + reach
+            found[name] = value - reach, value + reach
         return found
 
     def coverage(self, level: float = 0.95) -> float | None:
@@ -160,13 +152,9 @@ class RegressionEvaluation:
         if self.spread is None or "shown" not in self.sums:
             return []
         found = []
-        for place, (centre, deviation) in enumerate(
-            zip(self.spread.centre, self.spread.deviation, strict=True)
-        ):
-            edges = centre + deviation * np.linspace(-3, 3, _BINS + 1)
-            for low, high, (rows, first, second) in zip(
-                edges[:-1], edges[1:], self.sums["shown"][:, place].T, strict=True
-            ):
+        edges = self.spread.centre[:, None] + self.spread.deviation[:, None] * np.linspace(-3, 3, _BINS + 1)
+        for place, bins in enumerate(zip(edges[:, :-1], edges[:, 1:], *self.sums["shown"], strict=True)):
+            for low, high, rows, first, second in zip(*bins, strict=True):
                 if rows >= FEWEST:
                     mean = first / rows
                     off = np.sqrt(max(0.0, second / rows - mean**2))
@@ -174,15 +162,10 @@ class RegressionEvaluation:
                     found.append(bounds | {"mean": float(mean), "deviation": float(off)})
         return found
 
-    rates: ClassVar[dict[str, float]] = {}
-    rate_intervals: ClassVar[dict[str, tuple[float, float]]] = {}
-
     def measures(self) -> dict[str, float]:
-        """The numbers by name, without tables."""
-        return {name: getattr(self, name) for name in ("r2", "mae", "rmse", "bias")}
+        return {"r2": self.r2, "mae": self.mae, "rmse": self.rmse, "bias": self.mean_residual}
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, NaN where a measure does not exist."""
         return {
             "rows": self.rows,
             **self.measures(),
@@ -199,14 +182,10 @@ class RegressionEvaluation:
 
 
 class SpreadRun(HeldOutRun):
-    """Two questions: sums of errors, then counts."""
+    """Two questions: sums of errors, then counts. found: the spread, without counts after the first."""
 
     exchanges = EXCHANGES
     fewest = LEAST_ROWS
-
-    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
-        super().__init__(method, spec, models)
-        self._half: Spread | None = None
 
     @property
     def _origin(self) -> Array:
@@ -214,52 +193,48 @@ class SpreadRun(HeldOutRun):
         return origin_of(next(iter(self.models.values()))[0])
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
-        if self.found:
+        half = self.found.get("spread")
+        if half is not None and half.counts.size:
             return None
-        at = {"origin": self._origin} if self._half is None else {"scale": self._half.scale}
+        at = {"origin": self._origin} if half is None else {"scale": half.scale}
         return self.ask_about_models(KIND, clients, at)
 
     def absorb(self, total: Total) -> None:
         rows = total.count("rows")
         self.check_held_out(rows)
-        if self._half is None:
+        if not self.found:
             seen = RegressionEvaluation(rows, total.term.arrays, self._origin)
             _, square, middle, variance = seen._moments
             scale, deviation = (np.where(v > 0, np.sqrt(v), 1.0) for v in (square, variance))
             metrics = {name: v if np.isfinite(v) else None for name, v in seen.measures().items()}
-            self._half = Spread(self._origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
+            half = Spread(self._origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
+            self.found = {"spread": half}
             self.record(total, "held-out errors")
             return
-        half = self._half
-        counts = np.rint(total["counts"])
-        spread = Spread(half.centre, half.deviation, half.scale, counts, rows, half.metrics)
+        spread = replace(self.found["spread"], counts=np.rint(total["counts"]), rows=rows)
         spread.reach()  # refused here, where it would be later
         self.found = {"spread": spread}
         self.record(total, "held-out intervals")
 
     def stored(self) -> dict[str, Any]:
-        kept = self.found.get("spread", self._half)
-        return {"kept": None if kept is None else kept.parts()}
+        return {"kept": self.found["spread"].parts() if self.found else None}
 
     def take_stored(self, kept: dict[str, Any]) -> None:
-        if kept["kept"] is not None:
-            self._half = kept_from(*kept["kept"])
-            self.found = {"spread": self._half} if self._half.counts.size else {}
+        self.found = {} if kept["kept"] is None else {"spread": kept_from(*kept["kept"])}
 
 
 @step(KIND, over_rows=True, counts=("counts",))
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+def answer_held_out_errors(data: ClientData, request: Request, memory: Memory) -> Term:
     """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
     term = Term(counts={"rows": 0})
     scale, origin = request.arrays.get("at.scale"), request.arrays.get("at.origin")
     for _, model, held in models_asked(request, memory):
         rows = held.of(data)
-        term.counts["rows"] += len(rows)
         if scale is None:
-            found = error_sums(model, rows, origin=origin)["errors"]
+            sums = {"errors": error_sums(model, rows, origin=origin)["errors"]}
         else:
             nought = np.zeros_like(scale)
-            found = error_sums(model, rows, Spread(nought, nought + 1, scale, nought))["covered"]
-        key = "errors" if scale is None else "counts"
-        term.arrays[key] = term.arrays.get(key, 0.0) + found
+            spread = Spread(nought, nought + 1, scale, nought)
+            sums = {"counts": error_sums(model, rows, spread)["covered"]}
+        term.add(Term(sums, {"rows": len(rows)}))
     return term

@@ -127,17 +127,24 @@ def empty_tally(classes: int) -> dict[str, Array]:
     }
 
 
-def tally(probabilities: Array, answers: Array, codes: Array, coarse: bool = False) -> dict[str, Array]:
+def tally(
+    probabilities: Array,
+    answers: Array,
+    codes: Array,
+    coarse: bool = False,
+    sums: dict[str, Array] | None = None,
+) -> dict[str, Array]:
     """The tally of these rows: probabilities (rows, classes); answers and true classes by position.
 
     coarse: in the few bins of secure sums, whose probabilities count as their middle.
+    sums: that of other rows, to which these are added.
     """
     classes = probabilities.shape[1]
-    sums = empty_tally(classes)
+    sums = empty_tally(classes) if sums is None else sums
     np.add.at(sums["confusion"], (codes, answers), 1)
     bins = sums["histogram"].shape[-1]
     for place, number in enumerate((1,) if classes == 2 else range(classes)):
-        sums["histogram"][place] = logit_histogram(probabilities[:, number], codes == number, bins, coarse)
+        sums["histogram"][place] += logit_histogram(probabilities[:, number], codes == number, bins, coarse)
     if classes == 2:
         told, true = probabilities[:, 1], codes == 1
     else:
@@ -146,21 +153,13 @@ def tally(probabilities: Array, answers: Array, codes: Array, coarse: bool = Fal
     if coarse:  # a sum over a bin of one row would be its probability
         told = (places + 0.5) / RELIABILITY_BINS
     for row, weights in enumerate((None, told, true)):
-        sums["reliability"][row] = np.bincount(places, weights, minlength=RELIABILITY_BINS)
+        sums["reliability"][row] += np.bincount(places, weights, minlength=RELIABILITY_BINS)
     given = np.take_along_axis(probabilities, codes[:, None], axis=1)[:, 0]
     # |p - y|², y being 1 at the true class: of two classes, by custom, that of one of them.
     squares = (np.sum(probabilities**2, axis=1) - 2 * given + 1) / (2 if classes == 2 else 1)
     for place, losses in enumerate((-np.log(np.maximum(given, _LEAST)), squares)):
-        sums["losses"][place] = losses.sum(), (losses**2).sum()
+        sums["losses"][place] += losses.sum(), (losses**2).sum()
     return sums
-
-
-def add_tally(
-    sums: dict[str, Array], probabilities: Array, answers: Array, codes: Array, coarse: bool
-) -> None:
-    """Add the tally of these rows to arrays of the same names."""
-    for name, array in tally(probabilities, answers, codes, coarse).items():
-        sums[name] += array
 
 
 def tally_term(sums: dict[str, Array], rows: int) -> Term:
