@@ -10,9 +10,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform import private
 from fedsolve.closedform.one_exchange import OneExchange
-from fedsolve.federation.accounting import composed, epsilon_of
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.method import opening
+from fedsolve.federation.noisy_sums import composed, epsilon_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of, step
 from tests.command import fedsolve
 

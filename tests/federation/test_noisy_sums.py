@@ -9,9 +9,16 @@ import pytest
 from scipy import stats
 
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.accounting import composed, delta_of, epsilon_of, mu_of
 from fedsolve.federation.messages import Term
-from fedsolve.federation.noisy_sums import STEPS, NoisyAnswer, discrete_gaussian
+from fedsolve.federation.noisy_sums import (
+    STEPS,
+    NoisyAnswer,
+    composed,
+    delta_of,
+    discrete_gaussian,
+    epsilon_of,
+    mu_of,
+)
 
 PLD = {
     (1.0,): 4.37717810002493,

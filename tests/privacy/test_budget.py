@@ -9,9 +9,8 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.closedform import private
-from fedsolve.federation.accounting import composed, epsilon_of, mu_of
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.federation.noisy_sums import release_of
+from fedsolve.federation.noisy_sums import composed, epsilon_of, mu_of, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.ledger import Ledger

@@ -35,10 +35,10 @@ from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.sums import blocks_with, chunks
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError
-from fedsolve.federation.accounting import mu_of
 from fedsolve.federation.dialogue import Ask, DialogueMethod, DialogueRun, Talk
 from fedsolve.federation.engine import schema_of
 from fedsolve.federation.method import Block, Federation, Method, Request, Spec, Term, opening_classes
+from fedsolve.federation.noisy_sums import mu_of
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.parameters import parameter

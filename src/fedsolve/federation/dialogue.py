@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning
-from fedsolve.federation.accounting import composed, epsilon_of
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
-from fedsolve.federation.noisy_sums import privacy_of, released
+from fedsolve.federation.noisy_sums import composed, epsilon_of, privacy_of, released
 from fedsolve.federation.participant import kind_of
 from fedsolve.model import Model
 
@@ -89,14 +88,13 @@ class DialogueRun(Run[M]):
         if self._made is not None:
             return None
         kind, note, arrays = self._asks
-        self._request = self.ask(kind, len(self._heard), clients, note, arrays)
-        return self._request
+        return self.ask(kind, len(self._heard), clients, note, arrays)
 
     def absorb(self, total: Total) -> None:
         privacy, metrics = privacy_of(self.chain), {}
         if privacy is not None:
-            total = released(self._request, self.chain, kind_of(self._request.kind).releases, total)
-            self.costs.append(float(self._request.note["mu"]))
+            total = released(self._asked, self.chain, kind_of(self._asked.kind).releases, total)
+            self.costs.append(float(self._asked.note["mu"]))
             metrics["epsilon"] = epsilon_of(composed(self.costs), privacy["delta"])
         self.record(total, metrics=metrics)
         self._go_on(total)

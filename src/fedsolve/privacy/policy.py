@@ -33,13 +33,12 @@ import numpy as np
 from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, ModelFileError, TermError
-from fedsolve.federation.accounting import epsilon_of, mu_of
 from fedsolve.federation.client_data import TABLE_BLOCK, ClientData
 from fedsolve.federation.encoding import request_digest
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.fingerprints import row_digests
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.federation.noisy_sums import privacy_of, release_of
+from fedsolve.federation.noisy_sums import epsilon_of, mu_of, privacy_of, release_of
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import labels_from_note
 from fedsolve.parameters import from_table, read_toml

@@ -28,10 +28,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.closedform.sums import chunks
 from fedsolve.errors import DataError, did_you_mean
-from fedsolve.federation.accounting import mu_of
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.dialogue import Ask, DialogueMethod, DialogueRun, Talk
 from fedsolve.federation.method import Chain, Request, Term, opening_classes
+from fedsolve.federation.noisy_sums import mu_of
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.preparing import public_preparation
 from fedsolve.labels import encode_labels, regression_targets
