@@ -10,7 +10,7 @@ import fedsolve as fs
 from fedsolve.calibration import lower_edges, threshold
 from fedsolve.scoring.importance import feature_importances
 from fedsolve.scoring.quality import Evaluation
-from fedsolve.scoring.tallies import at_threshold, resampled, tally
+from fedsolve.scoring.tallies import resampled, tally
 from fedsolve.tables.schema import Column, Schema
 
 
@@ -108,7 +108,7 @@ def test_a_threshold_finds_the_share_it_was_chosen_for():
         assert reached.specificity == pytest.approx(np.mean(~called[codes == 0]))
         assert reached.positive == "yes"
         higher = lower_edges(found.sums["histogram"].shape[-1])
-        (above, _) = at_threshold(found.sums["histogram"][0], higher[higher > limit][0])
+        (above, _) = found.at(higher[higher > limit][0])
         assert above < wanted
     with pytest.raises(fs.DataError, match="a sensitivity is a share"):
         threshold(found.sums["histogram"][0], 1.5)

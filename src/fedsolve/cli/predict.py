@@ -18,7 +18,7 @@ from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
 from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Output, table, write_text
-from fedsolve.closedform.predictors import StagedModel
+from fedsolve.closedform.predictors import DeepModel, StagedModel
 from fedsolve.data.row_reader import beside_predictions, image_path, new_rows
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
@@ -28,12 +28,10 @@ from fedsolve.labels import encode_labels
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
 from fedsolve.scoring.doubts import caveats, majority_doubt, mean_doubt
-from fedsolve.scoring.evaluation import Found, evaluation_of
+from fedsolve.scoring.evaluation import Found, evaluation_of, predicted
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
-from fedsolve.scoring.lockstep import Layered
-from fedsolve.scoring.predictions import predicted, predicted_in_parts
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
 from fedsolve.scoring.tallies import tally
@@ -136,7 +134,7 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     if model.regression:
         columns = _numbers(model, features, depth, options.level or 0.95)
     else:
-        answers, scores, probabilities = predicted_in_parts(model, features, depth)
+        answers, scores, probabilities = predicted(model, features, depth)
         columns["label"] = answers if model.classes is None else model.classes[answers]
         columns |= {"score": scores} if options.scores else {}
         columns |= {"probability": probabilities} if options.probabilities else {}
@@ -238,7 +236,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     important = importance_on(model, data, options.column) if options.importance else None
     found: Found
     if model.classes is None:
-        whole = model.shortened(**depth) if isinstance(model, Layered) and depth else model
+        whole = model.shortened(**depth) if isinstance(model, DeepModel) and depth else model
         found = evaluation_of(whole, data.features, data.labels)
         doubts, more = caveats(model), {}
         if isinstance(found, RegressionEvaluation):
@@ -246,7 +244,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         elif isinstance(found, LabelsEvaluation) and options.sensitivity is not None:
             limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
     else:
-        answers, _, probabilities = predicted(model, data.features, depth)
+        answers, _, probabilities = predicted(model, [data.features], depth)
         sums = tally(probabilities, answers, encode_labels(data.labels, model.classes))
         found = Evaluation(model.classes, sums, model.calibration is not None and not depth)
         more = Confusion(model.classes, found.confusion).as_dict()
@@ -281,7 +279,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
 
 def _numbers(model: Model, features: list[Array], depth: dict[str, Any], level: float) -> dict[str, Array]:
     """What a regression predicts and, where rows were held out, between which numbers the truth lies."""
-    found = np.concatenate([predicted_in_parts(model, [part], depth)[1] for part in features])
+    found = predicted(model, features, depth)[1]
     found = found[:, 0] if model.outputs == 1 else found
     columns = {"prediction": found}
     if model.spread is not None and not depth:

@@ -41,9 +41,8 @@ from fedsolve.model import Model
 from fedsolve.scoring.candidates import sums_of_rows
 from fedsolve.scoring.evaluation import evaluation_from, sums_of
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
-from fedsolve.scoring.predictions import truth_of
-from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
-from fedsolve.scoring.tallies import COUNTS, tally_term
+from fedsolve.scoring.residuals import SpreadRun
+from fedsolve.scoring.tallies import COUNTS, tally_term, truth_of
 
 LOSSES, TALLY = "calibrate", "calibrate-tally"
 
@@ -79,8 +78,7 @@ class CalibrationRun(HeldOutRun):
         search: Search,
     ) -> None:
         super().__init__(method, spec, models)
-        first = next(iter(self.models.values()))[0]
-        wanted = {"shared": first.predicts, "own": first.personalises}
+        wanted = {"shared": self.first.predicts, "own": self.first.personalises}
         names = [name for name, there in wanted.items() if there]
         if spec.labels:
             names = [f"label{place}" for place in range(spec.outputs)]
@@ -103,7 +101,7 @@ class CalibrationRun(HeldOutRun):
 
     def absorb(self, total: Total) -> None:
         if self.found:
-            seen = evaluation_from(next(iter(self.models.values()))[0], total)
+            seen = evaluation_from(self.first, total)
             histogram: Array | None = None
             if self.spec.labels or self.spec.outputs == 2:
                 histogram = seen.sums["histogram"][..., 0, :, :].astype(np.int32)
@@ -421,7 +419,7 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
 
 def _expected(whole: StagedRun[Any]) -> int:
     if whole.spec.classes is None and not whole.spec.labels:
-        return EXCHANGES
+        return SpreadRun.exchanges
     return search_for(whole.recipe, whole.spec).exchanges + 1
 
 

@@ -6,9 +6,8 @@
 
 Folds are chosen by the content of rows, so that the choice is the same however rows are divided among
 clients. Of many rows a trial takes some, and a candidate that can be made smaller is tried in that proportion
-(`scaled`). One with a classifier after every layer is compared after each. Preparation by a schema is by all
-rows: means and deviations know of the rows held out, labels of them do not enter. The models of the best
-candidate, each with the fold that it was not trained on, are what a calibration needs.
+(`scaled`). Preparation by a schema is by all rows: means and deviations know of the rows held out, labels of
+them do not enter. The models of the best candidate, each with its fold, are what a calibration needs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from fedsolve.scoring.candidates import (
     layers_of,
     rungs_of,
 )
-from fedsolve.scoring.lockstep import COMPARISON, Layered, alike, joined, models_question, share_of
+from fedsolve.scoring.lockstep import COMPARISON, alike, joined, models_question, share_of
 
 
 class ChoiceRun(Run[Any]):
@@ -65,7 +64,7 @@ class ChoiceRun(Run[Any]):
                 run.agree(fold.training.note())
                 run.member = f"{number}-{place}"
                 self.members[run.member] = run
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, Any] = {}
         self._scores: dict[str, list[Any] | None] = {}
         self._rung = 0
         self._marks = CandidateMarks(
@@ -100,8 +99,8 @@ class ChoiceRun(Run[Any]):
             return None
         if self._at_a_rung():
             return self._comparison(clients)
-        asked = {name: (run, run.request(clients)) for name, run in self.members.items()}
-        open_ = {name: (run, request) for name, (run, request) in asked.items() if request is not None}
+        asked = ((name, run, run.request(clients)) for name, run in self.members.items())
+        open_ = {name: (run, request) for name, run, request in asked if request is not None}
         self._open = alike(open_)
         if not open_:
             return self._comparison(clients)
@@ -109,7 +108,7 @@ class ChoiceRun(Run[Any]):
         return joined(self, first, clients, self._together)
 
     def absorb(self, total: Total) -> None:
-        if self._asked[0] == COMPARISON:
+        if self._asked.kind == COMPARISON:
             self._take_marks(total)
             running = set(self._under_way())
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
@@ -219,14 +218,12 @@ class ChoiceRun(Run[Any]):
         were made smaller for many rows."""
         if self.folds[0].taken < 1.0:
             return {}
-        layers = getattr(self.chosen, "layers", None)
-        return {
-            str(_place(name)): (
-                model.shortened(layers) if isinstance(model, Layered) and layers is not None else model,
-                self.folds[_place(name)].held_out,
-            )
-            for name, model in self._models.items()
-        }
+        found = {}
+        for name, model in self._models.items():
+            if hasattr(model, "shortened"):  # to as many layers as did best
+                model = model.shortened(getattr(self.chosen, "layers", model.layers))
+            found[str(_place(name))] = model, self.folds[_place(name)].held_out
+        return found
 
     # -- saving and resuming -----------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 The predictor may be anything that predicts: a shared model, a client's own, a plain function. Test rows
 come as `ClientData`, which points into arrays that all clients share, so that nothing is stored twice.
-
-Each client's own model is made, measured and saved client by client (`own_models`).
 """
 
 from __future__ import annotations

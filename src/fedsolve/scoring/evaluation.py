@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -14,10 +14,11 @@ from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.predictions import truth_of
 from fedsolve.scoring.quality import Evaluation, LabelsEvaluation
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term, truth_of
+
+_MANY = 65536
 
 Found = Evaluation | RegressionEvaluation
 """What an evaluation tells: of a classifier, or of a regression."""
@@ -65,6 +66,23 @@ def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
     """The same of rows that lie here."""
     data = ClientData(features, labels, schema=model.schema if model.preparing is not None else None)
     return evaluation_from(model, Total(tally_term(sums_of(model, data), len(data)), ()))
+
+
+def predicted(model: Model, features: Sequence[Array], depth: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """Positions of the answers, scores and probabilities of rows; a stage's are not calibrated.
+
+    Of a regression, which has no classes, the scores three times. Some thousand rows at a time, so that what
+    layers give is never held whole.
+    """
+    found = []
+    for rows in (part[i : i + _MANY] for part in features for i in range(0, max(1, len(part)), _MANY)):
+        scores = shares = answers = model.decision_function(rows, **depth)
+        if not model.regression:
+            shares = model.shares(scores, calibrated=not depth)
+            answers = model.predict(rows, **depth) if model.labels else np.argmax(scores, axis=1)
+        found.append((answers, scores, shares))
+    answers, scores, shares = (np.concatenate(each) for each in zip(*found, strict=True))
+    return answers, scores, shares
 
 
 def about(

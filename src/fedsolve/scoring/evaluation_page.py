@@ -21,29 +21,23 @@ from fedsolve.scoring.tallies import wilson
 if TYPE_CHECKING:
     from fedsolve.pages.plots import Plot
 
-NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "auc": "AUC",
-    "log_loss": "log loss",
-    "brier": "Brier score",
-    "ece": "calibration error (ECE)",
-    "r2": "R²",
-    "mae": "mean absolute error",
-    "rmse": "root mean squared error",
-    "bias": "mean residual",
+_NAMES = {
+    "accuracy": ("accuracy", "accuracy"),
+    "balanced_accuracy": ("balanced accuracy", ""),
+    "auc": ("AUC", "AUC"),
+    "log_loss": ("log loss", ""),
+    "brier": ("Brier score", ""),
+    "ece": ("calibration error (ECE)", "ECE"),
+    "r2": ("R²", "R²"),
+    "mae": ("mean absolute error", "MAE"),
+    "rmse": ("root mean squared error", "RMSE"),
+    "bias": ("mean residual", ""),
+    "false_positive_rate": ("", "false positives"),
+    "false_negative_rate": ("", "false negatives"),
+    "observed_share": ("", "predicted : observed"),
 }
-SHORT = {
-    "accuracy": "accuracy",
-    "auc": "AUC",
-    "ece": "ECE",
-    "r2": "R²",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "false_positive_rate": "false positives",
-    "false_negative_rate": "false negatives",
-    "observed_share": "predicted : observed",
-}
+_SHORT = {name: short for name, (_, short) in _NAMES.items() if short}
+"""Of groups."""
 SHOWN_CLASSES, SHOWN_CURVES, SHOWN_COLUMNS = 20, 5, 20
 _SHOWN_LOGITS = 9.0
 _SHOWN_PROBABILITIES = tuple(
@@ -174,11 +168,6 @@ def _of_label(plot: Plot, label: str, place: int) -> Plot:
     return replace(plot, name=name, title=title) if label else plot
 
 
-def _lines(entries: Iterable[Mapping[str, Any]], *cells: str) -> list[tuple[str, ...]]:
-    """A line for every entry, each cell by its format."""
-    return [tuple(cell.format(**entry) for cell in cells) for entry in entries]
-
-
 def _importance_table(important: Sequence[Importance], found: Found, label: str = "") -> TextTable:
     numbers = isinstance(found, RegressionEvaluation)
     heads = ("squared error", "absolute error") if numbers else ("log loss", "accuracy")
@@ -219,7 +208,8 @@ def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
     tables = {"measures": _measures(found)}
     if found.residuals:
         cells = ("{from:.6g} to {to:.6g}", "{rows:,}", "{mean:+.4g}", "{deviation:.4g}")
-        lines, heads = _lines(found.residuals, *cells), ("prediction", "rows", "mean", "deviation")
+        lines = [[cell.format(**one) for cell in cells] for one in found.residuals]
+        heads = ("prediction", "rows", "mean", "deviation")
         title = "Residuals (truth less prediction) by the prediction, in bins of at least ten rows."
         tables["residuals"] = TextTable(title, heads, lines, fold="The numbers of the residual figure")
     return tables
@@ -229,7 +219,7 @@ def group_table(groups: Grouped, label: str = "") -> TextTable:
     """A line for every group, each measure with its interval."""
     first = next(iter(groups.found.values()))
     numbers = isinstance(first, RegressionEvaluation)
-    names = {name: shown for name, shown in SHORT.items() if name in measures_of(first)[1]}
+    names = {name: shown for name, shown in _SHORT.items() if name in measures_of(first)[1]}
     rows = []
     for group, one in groups.found.items():
         values, pairs = measures_of(one)
@@ -260,7 +250,7 @@ def evaluation_tables(found: Evaluation, limit: Threshold | None = None) -> dict
         "calibration": TextTable(
             f"Calibration: the predicted {_of_what(found)}, and the observed share.",
             ("probability", "rows", "predicted", "observed"),
-            _lines(found.calibration_table, *cells),
+            [[cell.format(**one) for cell in cells] for one in found.calibration_table],
             fold="The numbers of the calibration figure",
         ),
     }
@@ -339,7 +329,7 @@ def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts
 def _measures(found: Found, limit: Threshold | None = None) -> TextTable:
     """Every measure: name, value, and its interval or another remark."""
     rows, values = [], found.measures()
-    for name, words in NAMES.items():
+    for name, (words, _) in _NAMES.items():
         if name not in found.intervals:
             continue
         plain = "{:.6g}".format if isinstance(found, RegressionEvaluation) else "{:.4f}".format
@@ -461,7 +451,7 @@ def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
 def _group_plot(groups: Grouped) -> Plot:
     """The measures of every group side by side."""
     each = [measures_of(one) for one in groups.found.values()]
-    wanted = [name for name in SHORT if name in each[0][1] and name not in ("ece", "observed_share")]
+    wanted = [name for name in _SHORT if name in each[0][1] and name not in ("ece", "observed_share")]
     wanted = [name for name in wanted if name != "auc" or len(wanted) < 3]  # three panels can be read
     labels, places = [_name(group) for group in groups.found], tuple(map(float, range(len(groups.found))))
     caption, plots = f"Measures by {groups.by}; bars are 95 % intervals.", []
@@ -469,7 +459,7 @@ def _group_plot(groups: Grouped) -> Plot:
         values, pairs = (np.array([one[kind][name] for one in each]) for kind in (0, 1))
         bars = (tuple(np.maximum(0, np.abs(values - side)).tolist()) for side in pairs.T)
         line = ("", 0, places, tuple(values.tolist()), *bars)
-        plots.append(_plot("groups", f"By {groups.by}", caption, line, x=labels, y=SHORT[name], kind="rows"))
+        plots.append(_plot("groups", f"By {groups.by}", caption, line, x=labels, y=_SHORT[name], kind="rows"))
     return replace(plots[0], panels=[plot.panels[0] for plot in plots])
 
 

@@ -119,8 +119,8 @@ def groups_of(cells: Array) -> tuple[list[str], Array, tuple[str, ...]]:
         edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
         named = {MISSING: MISSING}  # by the fourth of the rows that a number lies in, as a range of numbers
         for text, value in known.items():
-            place = int(np.searchsorted(edges[1:-1], value, side="left"))
-            named[text] = f"{place + 1}. {edges[place]:.6g} to {edges[place + 1]:.6g}"
+            fourth = int(np.searchsorted(edges[1:-1], value, side="left"))
+            named[text] = f"{fourth + 1}. {edges[fourth]:.6g} to {edges[fourth + 1]:.6g}"
         texts = [named[text] for text in texts]
     sizes = dict(sorted(Counter(texts).items(), key=lambda one: (one[0] == MISSING, one[0])))
     if len(sizes) > MOST_GROUPS:

@@ -10,8 +10,8 @@ were not trained on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
 from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.predictions import truth_of
+from fedsolve.scoring.tallies import truth_of
 
 TRAINING, COMPARISON = "lockstep", "lockstep-comparison"
 
@@ -32,16 +32,6 @@ _MEMBER = "member"
 
 _OF_ROWS_ALONE = frozenset({"afl", "moments"})
 """Kinds of requests whose answers depend on rows and classes, not on the parameters of a method."""
-
-
-@runtime_checkable
-class Layered(Protocol):
-    """A model with a classifier after each of its layers."""
-
-    layers: int
-
-    def staged_decision_function(self, features: Any) -> Array: ...
-    def shortened(self, layers: int) -> Model: ...
 
 
 # -- the server's side -----------------------------------------------------------------------------
@@ -117,8 +107,8 @@ def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model,
 class HeldOutRun(Run[Any]):
     """Questions about models, each on the rows that it was not trained on.
 
-    models: by name, each with those rows. members: the runs that made them, where they are still known.
-    found: what a model keeps of the answers, by name.
+    models: by name, each with those rows; first, one of them. members: the runs that made them, where they
+    are still known. found: what a model keeps of the answers, by name.
     """
 
     fewest: ClassVar[int]
@@ -126,7 +116,7 @@ class HeldOutRun(Run[Any]):
 
     def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
         super().__init__(method, spec)
-        self.models = dict(models)
+        self.models, self.first = dict(models), next(iter(models.values()))[0]
         self.members: Mapping[str, Run[Any]] = {}
         self.found: dict[str, Any] = {}
 
@@ -134,8 +124,8 @@ class HeldOutRun(Run[Any]):
         """A question about all models; at: further arrays of it."""
         note, arrays = models_question(self.models)
         arrays |= {f"at.{name}": array for name, array in at.items()}
-        self._asked = (kind, 0, 0)
-        return Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
+        self._asked = Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
+        return self._asked
 
     def check_held_out(self, rows: int, weight: float = 0.0) -> None:
         """Refuse too few rows."""
@@ -147,14 +137,14 @@ class HeldOutRun(Run[Any]):
 # -- the client's side -----------------------------------------------------------------------------
 
 
+@dataclass
 class _Known:
     """What a client knows of the members of a run: their chains so far, and what their steps keep."""
 
-    def __init__(self) -> None:
-        self.digest = ""
-        self.chains: dict[str, Chain] = {}
-        self.caches: dict[str, dict[str, Any]] = {}
-        self.parts: dict[Part | None, ClientData] = {}
+    digest: str = ""
+    chains: dict[str, Chain] = field(default_factory=dict)
+    caches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[Part | None, ClientData] = field(default_factory=dict)
 
     def part(self, data: ClientData, part: Part | None) -> ClientData:
         """The rows of a part; those of a preparation that changed are chosen anew."""
@@ -232,11 +222,11 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
 
 def _marks(model: Any, rows: ClientData) -> Array:
     truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
-    layered, counts = isinstance(model, Layered), model.classes is not None
-    marks = np.zeros((3, model.layers + 1 if layered else 1))
+    staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
+    marks = np.zeros((3, model.layers + 1 if staged else 1))
     for span in rows.spans():
         given = rows.features(span)
-        scores = model.staged_decision_function(given) if layered else model.estimates(given)[None]
+        scores = staged(given) if staged else model.estimates(given)[None]
         counted = np.ones(scores.shape[1]) if weights is None else weights[span]
         targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
         losses = np.sum((scores - targets) ** 2, axis=2)

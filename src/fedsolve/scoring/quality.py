@@ -10,20 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.calibration import lower_edges
 from fedsolve.errors import DataError
-from fedsolve.scoring.tallies import (
-    NORMAL,
-    RELIABILITY_BINS,
-    area,
-    at_threshold,
-    resampled,
-    wilson,
-)
+from fedsolve.scoring.tallies import NORMAL, RELIABILITY_BINS, area, resampled, wilson
 
 MEASURES = ("accuracy", "balanced_accuracy", "auc", "auc_bound", "log_loss", "brier", "ece")
-
-LEVEL = 0.95
-"""What share of the intervals is to hold the truth."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +130,16 @@ class Evaluation:
         return found
 
     def at(self, probability: float, positive: Any = None) -> tuple[float, float]:
-        """Sensitivity and specificity where rows of at least this probability are called."""
-        found = at_threshold(self._histogram(positive), probability)
-        return float(found[0]), float(found[1])
+        """Sensitivity and specificity where rows of at least this probability are called.
+
+        Exact where the probability is the edge of a bin, as `threshold` gives it.
+        """
+        histogram = self._histogram(positive)
+        place = int(np.searchsorted(lower_edges(histogram.shape[-1]), probability * (1 - 1e-12)))
+        place = max(place, 1) if probability > 0 else 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            without, called = histogram[:, place:].sum(axis=-1) / histogram.sum(axis=-1)
+        return float(called), float(1 - without)
 
     def threshold(self, probability: float, wanted: float) -> Threshold:
         """What a threshold that was chosen on other rows reaches here; of two classes, for the second."""
@@ -167,13 +165,9 @@ class Evaluation:
         if positive not in known:
             raise DataError(f"which class? Give one of {known[:10]}; got {positive!r}.")
         place = known.index(positive)
-        if len(known) > 2:
-            chosen: Array = self.sums["histogram"][place]
-        elif place == 1:
-            chosen = self.sums["histogram"][0]
-        else:  # of the first class, probability and membership are those of the second turned round
-            chosen = self.sums["histogram"][0][::-1, ::-1]
-        return chosen
+        chosen: Array = self.sums["histogram"][place if len(known) > 2 else 0]
+        # Of the first of two classes, probability and membership are those of the second turned round.
+        return chosen[::-1, ::-1] if len(known) == 2 and place == 0 else chosen
 
     def measures(self) -> dict[str, float]:
         """The numbers by name, without tables."""
@@ -353,6 +347,5 @@ def share_interval(part: float, rows: float) -> tuple[float, float]:
 
 
 def _between(values: Array) -> tuple[float, float]:
-    outside = (1 - LEVEL) / 2
-    low, high = np.quantile(values, (outside, 1 - outside))  # NaN where a class has no rows
+    low, high = np.quantile(values, (0.025, 0.975))  # NaN where a class has no rows
     return float(low), float(high)

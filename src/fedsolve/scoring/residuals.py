@@ -21,8 +21,7 @@ from fedsolve.calibration import STEPS, Spread, kept_from
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
-from fedsolve.scoring.predictions import truth_of
-from fedsolve.scoring.tallies import NORMAL
+from fedsolve.scoring.tallies import NORMAL, truth_of
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -32,7 +31,6 @@ FEWEST = 10
 """Nothing is said of a group or a bin with fewer rows."""
 LEAST_ROWS = 40
 """With fewer rows held out there are no intervals."""
-EXCHANGES = 2
 
 _BINS = 12
 
@@ -184,30 +182,26 @@ class RegressionEvaluation:
 class SpreadRun(HeldOutRun):
     """Two questions: sums of errors, then counts. found: the spread, without counts after the first."""
 
-    exchanges = EXCHANGES
+    exchanges = 2
     fewest = LEAST_ROWS
-
-    @property
-    def _origin(self) -> Array:
-        """From where the targets of all models are counted."""
-        return origin_of(next(iter(self.models.values()))[0])
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         half = self.found.get("spread")
         if half is not None and half.counts.size:
             return None
-        at = {"origin": self._origin} if half is None else {"scale": half.scale}
+        at = {"origin": origin_of(self.first)} if half is None else {"scale": half.scale}
         return self.ask_about_models(KIND, clients, at)
 
     def absorb(self, total: Total) -> None:
         rows = total.count("rows")
         self.check_held_out(rows)
         if not self.found:
-            seen = RegressionEvaluation(rows, total.term.arrays, self._origin)
+            origin = origin_of(self.first)  # from where the targets of all models are counted
+            seen = RegressionEvaluation(rows, total.term.arrays, origin)
             _, square, middle, variance = seen._moments
             scale, deviation = (np.where(v > 0, np.sqrt(v), 1.0) for v in (square, variance))
             metrics = {name: v if np.isfinite(v) else None for name, v in seen.measures().items()}
-            half = Spread(self._origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
+            half = Spread(origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
             self.found = {"spread": half}
             self.record(total, "held-out errors")
             return

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.calibration import REACH, lower_edges
+from fedsolve.calibration import REACH
 from fedsolve.federation.messages import Term
+from fedsolve.labels import encode_labels, label_matrix, regression_targets
+from fedsolve.model import Model
 
 NORMAL = 1.959963984540054
 """Standard errors to either side in a 95 % interval."""
@@ -68,19 +70,6 @@ def area(histogram: Array) -> tuple[Array, Array]:
     return value, bound
 
 
-def at_threshold(histogram: Array, probability: float) -> tuple[Array, Array]:
-    """Sensitivity and specificity of (..., 2, bins) where rows from this probability on are called.
-
-    Exact where the probability is the edge of a bin, as `threshold` gives it.
-    """
-    bins = histogram.shape[-1]
-    place = int(np.searchsorted(lower_edges(bins), probability * (1 - 1e-12)))
-    place = max(place, 1) if probability > 0 else 0
-    with np.errstate(invalid="ignore", divide="ignore"):
-        called = histogram[..., place:].sum(axis=-1) / histogram.sum(axis=-1)
-    return called[..., 1], 1 - called[..., 0]
-
-
 def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
     """The 95 % interval of a share of rows, which has a width also where the share is nothing or all."""
     rows = np.maximum(whole, 1)
@@ -125,6 +114,15 @@ def empty_tally(classes: int) -> dict[str, Array]:
         "reliability": np.zeros((3, RELIABILITY_BINS)),
         "losses": np.zeros((2, 2)),
     }
+
+
+def truth_of(model: Model, labels: Array) -> Array:
+    """Labels as a model's answers are: positions of classes (rows,), 0 and 1 (rows, labels), or targets."""
+    if model.classes is not None:
+        return encode_labels(labels, model.classes)
+    if model.labels:
+        return label_matrix(labels, model.labels).astype(np.int64)
+    return regression_targets(labels, model.outputs).astype(np.float64)
 
 
 def tally(
