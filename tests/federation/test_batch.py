@@ -69,6 +69,14 @@ def test_blocks_give_the_model_of_the_pooled_rows_whatever_the_workers(method, c
     assert len(record.empty) == clients - len(np.unique(owners))
 
 
+def test_a_client_without_rows_keeps_the_model_of_its_batch_too():
+    federation = fs.LocalFederation.from_arrays(*rows(FEWER), FEWER)
+    made = [federation[name] for name in ("client-04", "client-05")]
+    fs.AFL().fit(federation)
+    assert len(made[0]) > len(made[1]) == 0
+    assert [len(one.memory.chain) for one in made] == [1, 1]
+
+
 def in_batches(names: list[str], rows, everybody: bool = True, **more) -> list[tuple[str, ...]]:
     return batched(names, rows, Request(KIND, 0, 0, ()), Chain(), everybody=everybody, **more)
 

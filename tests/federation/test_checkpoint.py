@@ -380,5 +380,5 @@ def test_a_checkpoint_without_a_field_is_refused(tmp_path: Path) -> None:
     arrays, note = container.from_bytes((tmp_path / "c").read_bytes(), what="", error=fs.ModelFileError)
     del note["history"]
     (tmp_path / "c").write_bytes(container.to_bytes(arrays, note))
-    with pytest.raises(fs.ModelFileError, match=r"incomplete.*history"):
+    with pytest.raises(fs.ModelFileError, match=r"damaged.*history"):
         method.fit(federation(), checkpoint=tmp_path / "c", resume=True)

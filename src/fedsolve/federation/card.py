@@ -116,9 +116,7 @@ def _licence(model: Model) -> str:
     backbone = getattr(model, "parameters", {}).get("backbone") if extractor is None else extractor.address
     if model.schema is not None and model.schema.backbones:
         backbone = ", ".join(sorted({text.address for text in model.schema.backbones.values()}))
-    if not backbone:
-        return LICENCE
-    return f"{LICENCE} The backbone {backbone} has a licence of its own."
+    return f"{LICENCE} The backbone {backbone} has a licence of its own." if backbone else LICENCE
 
 
 def totals(history: Sequence[Record], names: Sequence[str] = (*_SENT, "catch_up_bytes")) -> dict[str, int]:

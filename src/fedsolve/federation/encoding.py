@@ -123,7 +123,8 @@ def _complete(note: dict[str, Any], message: str, *others: str) -> Iterator[None
 
 def _check_field(name: str, value: Any, kind: type) -> None:
     """Refuse what is not of its type: numbers end up in the names of files."""
-    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if not fits or (kind is int and value < 0):
         wanted = "whole number" if kind is int else kind.__name__
         raise TermError(f"'{name}' of this request must be a {wanted}; got {ascii(value)[:80]}.")
 

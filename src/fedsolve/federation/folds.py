@@ -10,15 +10,13 @@ with the finaliser of SplitMix64 as `mix`. A number is the bits of its float64, 
 so is a label that is a number, and another label is BLAKE2b of its text. It decides a split and protects
 nothing: who knows the key and a row knows its fold.
 
-Rows are dealt into folds once: the fold of a row is the same in every run, however rows are divided among
-clients. A part is a union of folds: what a run is trained on, or what a question is about. A run on a part
-says so in its opening, a question of its own in its note; a participant then shows its steps those rows
-alone, and keeps what they derive from them apart.
+A part is a union of folds: what a run is trained on, or what a question is about. A run on a part says so in
+its opening, a question of its own in its note; a participant then shows its steps those rows alone, and keeps
+what they derive from them apart.
 
-Under secure sums a site's rows live in cells, class by fold, and every question is about whole cells. A step
-that takes some of the rows (`ClientData.taking`) gets whole cells or a refusal, and the marks by which rows
-are divided are the same for every row of a cell, whatever key the question names: 2,000 folds or a window
-that slides divide the rows no finer than the cells do.
+Under secure sums a site's rows live in cells, class by fold. A step that takes some of the rows
+(`ClientData.taking`) gets whole cells or a refusal, and the marks by which rows are divided are the same for
+every row of a cell, whatever key the question names: no number of folds divides the rows finer.
 """
 
 from __future__ import annotations

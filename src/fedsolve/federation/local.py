@@ -34,10 +34,11 @@ SMALL_TERM = 32 << 20
 class LocalFederation(Members, Federation):
     """Participants in this process.
 
-    The result does not depend on `workers`: terms are added in client order. At most workers + 1 of them
-    exist at a time, or twice as many where they are small (32 MB), so that nobody waits for a client with
-    many rows. With more than one client every worker uses one BLAS thread; a single client has all of them.
+    The result does not depend on `workers`: terms are added in client order. At most workers + 1 exist at
+    a time, or twice as many where they are small (32 MB), so that nobody waits for a client with many rows.
+    With more than one client every worker uses one BLAS thread; a single client has all of them.
 
+    task: "classification" or "regression"; by what the labels are when None (`labels.task_of`).
     missing: "error" stops at the first participant that fails, naming it; "continue" goes on
         with those present (exact for them) as long as `min_clients` answered.
     device: where clients and the server compute: "cpu", "cuda", "cuda:1", "auto" (a GPU if any), or
@@ -90,15 +91,11 @@ class LocalFederation(Members, Federation):
         workers: int | None = None,
         *,
         classes: Sequence[Any] | None = None,
-        task: Task | None = None,
         sample_weight: Any = None,
         memory_budget: int = LOCAL_MEMORY,
         scratch: str | Path | None = None,
-        missing: Literal["error", "continue"] = "error",
-        min_clients: int = 1,
         schema: Schema | None = None,
-        device: str | None = None,
-        label_names: Sequence[str] | None = None,
+        **keywords: Any,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
@@ -106,26 +103,17 @@ class LocalFederation(Members, Federation):
             Of a DataFrame the model knows the columns and finds them by name.
         labels: (rows,); targets may be (rows, targets), and with label_names several labels a row are
             (rows, labels) of 0 and 1. owners: (rows,) integers from 0, or names as text.
-        task:     "classification" or "regression"; by what the labels are when None (`labels.task_of`).
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
         schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
             the federation unless others are declared.
+        The rest as for the class.
         """
         rows = partitioned(features, labels, owners, clients, sample_weight, memory_budget, scratch, schema)
         if classes is None and schema is not None:
             classes = schema.classes or None
-        made = cls(
-            rows,
-            classes=classes,
-            task=task,
-            workers=workers,
-            missing=missing,
-            min_clients=min_clients,
-            device=device,
-            label_names=label_names,
-        )
+        made = cls(rows, classes=classes, workers=workers, **keywords)
         if schema is None:
             made.column_names = tuple(map(str, getattr(features, "columns", ())))
         return made
@@ -175,7 +163,8 @@ class LocalFederation(Members, Federation):
         # Clients of a device are one batch in every question about sums over rows.
         for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
             if self.device_of(batch.names[0]) != "cpu":
-                (batch.union or self[batch.names[0]]).place_rows()
+                placed = batch.union or self[batch.names[0]]
+                placed.data.placed(placed.memory.kernels)
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int

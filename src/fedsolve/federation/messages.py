@@ -1,9 +1,4 @@
-"""What travels: requests down, terms up, and the total that a method sees.
-
-A `Term` is one addend. Symmetric arrays are valid in their upper triangle only while they are
-being summed; they are packed (upper triangle, row slices) when they leave the process, and
-made whole once before a method reads their `Total`.
-"""
+"""What travels: requests down, terms up, and the total that a method sees."""
 
 from __future__ import annotations
 
@@ -145,8 +140,8 @@ class Needs:
 class Term:
     """A client's answer: named arrays and counts, an addend of the total.
 
-    symmetric: names of square matrices of which only the upper triangle counts. Each is that matrix or, as
-        it travels, the vector of its upper triangle.
+    symmetric: names of square matrices of which only the upper triangle counts, until a total is made whole
+        (`mirror`). Each is that matrix or, as it travels, the vector of its upper triangle, row by row.
     factors: by array name, a number that multiplies the array in the sum, 1 where none is given. The
         product is formed in float64, so that float32 weights times a row count keep all their digits.
     """

@@ -15,20 +15,16 @@ import numpy as np
 from fedsolve import container, registry, version
 from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.engine import Federation as Federation
-from fedsolve.federation.engine import Spec as Spec
-from fedsolve.federation.folds import Part
+from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.followers import Follow
 from fedsolve.federation.meaning import JUDGE, bounds
-from fedsolve.federation.messages import Block as Block
-from fedsolve.federation.messages import Chain as Chain
-from fedsolve.federation.messages import Request as Request
-from fedsolve.federation.messages import Term as Term
-from fedsolve.federation.messages import Total as Total
+from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
 from fedsolve.parameters import check
-from fedsolve.tables.schema import Extractor, Schema
+from fedsolve.tables.schema import Extractor
+
+__all__ = ["Block", "Chain", "Federation", "Method", "Record", "Request", "Run", "Spec", "Term", "Total"]
 
 M = TypeVar("M", bound=Model)
 
@@ -39,12 +35,10 @@ _BASE = {"method", "spec", "chain", "history", "offset", "member", "_sent", "_as
 class Record:
     """One exchange: who took part, what travelled, how long it took, what was solved.
 
-    bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
-    restarted clients were sent besides. `step` counts what the method counts, layers or rounds; `risk` is
-    the regularised risk of the newest classifier; `metrics` is what else the method measured, such as loss
-    and drift of a round; `error_bounds` is, by array, how far a secure sum can be from the exact one, and
-    `digest` names that sum; `stage` is the part of the run that it belongs to: preparation, choice, trial,
-    calibration or training.
+    bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or restarted clients
+    were sent besides. `step` counts what the method counts, layers or rounds; `risk` is the regularised risk
+    of the newest classifier; `metrics` is what else the method measured, such as loss and drift of a round;
+    `error_bounds` and `digest` are those of the total; `stage` is the part of the run that it belongs to.
     """
 
     exchange: int
@@ -99,7 +93,7 @@ class Run(ABC, Generic[M]):
         self.offset = 0
         self.member: str | None = None
         self._sent = 0
-        self._asked = ("", 0, 1)
+        self._asked = Request("", 0, 0, (), position=1)
 
     @abstractmethod
     def request(self, clients: tuple[str, ...]) -> Request | None:
@@ -139,9 +133,7 @@ class Run(ABC, Generic[M]):
     def agree(self, more: Mapping[str, Any]) -> None:
         """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
         assert len(self.chain) == 1
-        note = self.chain.opening
-        self.chain.truncate(0)
-        self.chain.append(Block({"opening": {**note, **more}}))
+        self.chain = Chain([Block({"opening": {**self.chain.opening, **more}})])
 
     def add(self, block: Block) -> Block:
         """Add a block to the model; the one given back, as the clients have it, counts from here on."""
@@ -163,8 +155,7 @@ class Run(ABC, Generic[M]):
 
         sizes: makes, by array, what no number of a term can exceed; by default `meaning.bounds`.
         """
-        self._asked = (kind, step, len(self.chain))
-        return Request(
+        self._asked = Request(
             kind=kind,
             exchange=self.offset + len(self.history),
             step=step,
@@ -176,6 +167,7 @@ class Run(ABC, Generic[M]):
             blocks=tuple(self.chain.blocks[self._sent :]),
             sizes=partial(bounds, self, note or {}) if sizes is None else sizes,
         )
+        return self._asked
 
     def record(
         self,
@@ -190,13 +182,12 @@ class Run(ABC, Generic[M]):
         kind and step are the request's unless history should call it otherwise; position is the length of
         the chain that clients now have.
         """
-        asked_kind, asked_step, asked_position = self._asked
-        self._sent = asked_position if position is None else position
+        self._sent = self._asked.position if position is None else position
         self.history.append(
             Record(
                 exchange=self.offset + len(self.history),
-                kind=asked_kind if kind is None else kind,
-                step=asked_step if step is None else step,
+                kind=kind or self._asked.kind,
+                step=self._asked.step if step is None else step,
                 **{name: known for name, known in vars(total).items() if name in Record.__annotations__},
                 **more,
             )
@@ -352,13 +343,7 @@ class Method(ABC, Generic[M]):
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
         follow: Follow = (),
-        *,
-        schema: Schema | None = None,
-        standardise: bool = True,
-        class_weight: Literal["balanced"] | None = None,
-        calibrate: bool = False,
-        biases: bool | None = None,
-        part: Part | None = None,
+        **recipe: Any,
     ) -> M:
         """Train over a federation.
 
@@ -367,13 +352,11 @@ class Method(ABC, Generic[M]):
         resume:     continue from that file if it exists; without it an existing file is not touched.
         follow:     followers of the training, such as trackers (see `followers`), and functions that are
                     called after every exchange with its record and the expected number of exchanges.
-
-        The others say what comes before and after the training: see `Recipe`.
+        recipe:     what comes before and after the training, such as `schema` and `calibrate`: see `Recipe`.
         """
         from fedsolve.federation.recipe import Recipe
 
-        recipe = Recipe(self, schema, standardise, class_weight, calibrate, biases, part)
-        return recipe.fit(federation, checkpoint, resume, follow)
+        return Recipe(self, **recipe).fit(federation, checkpoint, resume, follow)
 
 
 def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
@@ -392,10 +375,3 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
 def opening_classes(chain: Chain) -> Array | None:
     """The class list a participant was told in the opening."""
     return labels_from_note(chain.opening["classes"])
-
-
-def record_from(entry: dict[str, Any]) -> Record:
-    """The record that `Record.as_dict` described."""
-    for name in ("cohort", "empty", "solved"):
-        entry[name] = tuple(entry[name])
-    return Record(**entry)

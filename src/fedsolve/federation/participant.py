@@ -35,11 +35,8 @@ DEFAULT_MEMORY = 1 << 30
 
 
 class Workspace:
-    """Named scratch arrays of one worker, kept between calls and grown when needed.
-
-    Fresh ones would cost as much in page faults as the arithmetic in them.
-
-    A buffer is valid until the same name is asked for again.
+    """Named scratch arrays of one worker, kept between calls and grown when needed: fresh ones would cost as
+    much in page faults as the arithmetic in them. A buffer is valid until its name is asked for again.
     """
 
     def __init__(self) -> None:
@@ -59,8 +56,7 @@ class Workspace:
         size = int(np.prod(shape, dtype=np.int64))
         buffer = self._buffers.get(name)
         if buffer is None or buffer.dtype != np.dtype(dtype) or buffer.size < size:
-            buffer = np.zeros(size, dtype=dtype)
-            self._buffers[name] = buffer
+            buffer = self._buffers[name] = np.zeros(size, dtype=dtype)
         view: np.ndarray[Any, Any] = buffer[:size].reshape(shape)
         return view
 
@@ -68,8 +64,7 @@ class Workspace:
         """An array for a term: zeroed when its shape is new, so that an unused lower triangle stays zero."""
         array = self._sums.get(name)
         if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
-            array = np.zeros(shape, dtype=dtype)
-            self._sums[name] = array
+            array = self._sums[name] = np.zeros(shape, dtype=dtype)
         return array
 
 
@@ -292,10 +287,6 @@ class Participant:
         `participant.personalise(model).save(path)`.
         """
         return model.personalised(self.data, self.memory.states)
-
-    def place_rows(self) -> None:
-        """Copy the rows to the device now; otherwise the first exchange does."""
-        self.data.placed(self.memory.kernels)
 
     def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
         """Answer letters of this channel with this function from now on."""

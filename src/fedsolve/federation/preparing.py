@@ -48,16 +48,6 @@ class PreparationRun(Run[Model]):
         self.recipe = recipe
         self.rows: int | None = None
 
-    @staticmethod
-    def needed(recipe: Recipe[Any]) -> bool:
-        """Whether anything depends on it: not for features of images, unless a choice counts the rows."""
-        numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
-        missing = any(column.missing != "refuse" for _, column in numbers)
-        fills = missing and recipe.method.preparation in ("standardise", "fill")
-        prepares = fills or (bool(numbers) and recipe.scales)
-        limited = recipe.calibrate and recipe.told is not None
-        return prepares or recipe.class_weight is not None or recipe.method.chooses or limited
-
     def request(self, clients: tuple[str, ...]) -> Request | None:
         return self.ask(TABLE_MOMENTS, 0, clients) if self.rows is None else None
 

@@ -423,9 +423,12 @@ def stages(recipe: Recipe[Any]) -> list[Stage]:
     from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
     from fedsolve.scoring.choice import CHOICE
 
-    method = recipe.method
-    found = []
-    if PreparationRun.needed(recipe):
+    method, found = recipe.method, []
+    numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
+    fills = method.preparation in ("standardise", "fill") and any(c.missing != "refuse" for _, c in numbers)
+    limited = recipe.calibrate and recipe.told is not None
+    # Not for features of images, unless a choice counts the rows.
+    if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
         found.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
     if method.chooses:
         found.append(CHOICE)

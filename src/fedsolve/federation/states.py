@@ -1,9 +1,8 @@
 """A client's share of a method's state, by run and exchange: control variates, duals, personal models.
 
-A request names the exchange whose state a client starts from, and the client files what it ends with
-under the request's own exchange. So a request that is sent again finds the same start and gives the
-same answer, and an exchange that never counted leaves nothing behind: the next request names an
-earlier one.
+A request names the exchange whose state a client starts from, and the client files what it ends with under
+the request's own exchange. So a request that is sent again finds the same start and gives the same answer,
+and an exchange that never counted leaves nothing behind: the next request names an earlier one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ State = dict[str, Array]
 
 _RUNS = 4
 """Runs whose states are kept in memory, the newest ones."""
-
 
 _REMEDY = (
     "The run cannot continue exactly without it: put a copy back, resume from the checkpoint before the last "

@@ -25,7 +25,7 @@ from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.engine import Federation
 from fedsolve.federation.followers import Follower, Followers
-from fedsolve.federation.method import Record, record_from
+from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import class_list, labels_from_note
 from fedsolve.model import Model, load_model
@@ -218,7 +218,8 @@ def finished(
         raise ModelFileError(f"{other} Choose another state folder.")
     state.check(None if classes is None else class_list(classes), task, clients, schema)
     model = load_model(state.model)
-    model.history = tuple(record_from(dict(entry)) for entry in state.history)
+    lists = ("cohort", "empty", "solved")  # tuples before they were JSON
+    model.history = tuple(Record(**{**one, **{n: tuple(one[n]) for n in lists}}) for one in state.history)
     return model
 
 
