@@ -38,7 +38,8 @@ def encode_request(request: Request) -> bytes:
         {
             "wire": version.MESSAGE,
             "message": "request",
-            **{name: kind(getattr(request, name)) for name, kind in _FIELDS.items()},
+            **{name: getattr(request, name) for name in _FIELDS},
+            "note": dict(request.note),
             "blocks": [dict(block.note) for block in request.blocks],
         },
     )

@@ -98,8 +98,7 @@ class Request:
 
     `cohort` is who is asked; it steers the engine and is not sent. `blocks` are the newest blocks
     of the model, ending at `position`, whose digest is `digest`. `sizes()` bounds the numbers of every term,
-    by array, where that follows from earlier totals; it is for engines that need it, before the answers are
-    taken in, and not sent either.
+    by array, where that follows from earlier totals; it is for engines that need it, and not sent either.
     """
 
     kind: str

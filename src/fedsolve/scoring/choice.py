@@ -109,7 +109,15 @@ class ChoiceRun(Run[Any]):
 
     def absorb(self, total: Total) -> None:
         if self._asked.kind == COMPARISON:
-            self._take_marks(total)
+            for number in sorted({_number(name) for name in self._compared}):
+                names = [f"{number}-{place}" for place in range(len(self.folds))]
+                whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
+                self._marks.of[number] = whole if getattr(self.method, "any_layers", False) else whole[:, -1:]
+                self._marks.rows = sum(share_of(total, name).count("rows") for name in names)
+                if not np.any(whole[0] > 0):
+                    raise DataError(
+                        "no row that counts was held out; name a method and its settings instead."
+                    )
             running = set(self._under_way())
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
             for name in (name for name in self._compared if _number(name) not in going_on):
@@ -170,15 +178,6 @@ class ChoiceRun(Run[Any]):
         }
         note, arrays = models_question(models)
         return self.ask(COMPARISON, self._rung, clients, {**note, TOGETHER: self._together}, arrays)
-
-    def _take_marks(self, total: Total) -> None:
-        for number in sorted({_number(name) for name in self._compared}):
-            names = [f"{number}-{place}" for place in range(len(self.folds))]
-            whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
-            self._marks.of[number] = whole if getattr(self.method, "any_layers", False) else whole[:, -1:]
-            self._marks.rows = sum(share_of(total, name).count("rows") for name in names)
-            if not np.any(whole[0] > 0):
-                raise DataError("no row that counts was held out; name a method and its settings instead.")
 
     def _decide(self) -> None:
         """The best candidate with its best number of layers; enters all of them into the table."""
