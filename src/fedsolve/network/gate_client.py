@@ -102,7 +102,6 @@ class GateClient:
         patience = httpx.Timeout(_SLOW, read=(self._wait or 0.0) + _SLOW)
         with self._http.stream("POST", calls.PULL, content=body, timeout=patience) as response:
             if response.status_code not in (200, 204):
-                response.read()
                 _refused(response)
             self.dropped = set(filter(None, response.headers.get(calls.DROPPED, "").split(",")))
             if response.status_code == 204:
@@ -122,7 +121,8 @@ class GateClient:
     def answer(self, message: str, parcel: Parcel) -> None:
         pieces = (bytes(piece) for piece in parcel.pieces())
         size = {"content-length": str(len(parcel))}
-        _refused(self._http.post(f"{calls.ANSWER}{message}", content=pieces, headers=size))
+        with self._http.stream("POST", f"{calls.ANSWER}{message}", content=pieces, headers=size) as response:
+            _refused(response)
 
     def leave(self) -> None:
         if self._wait is not None:
@@ -159,9 +159,16 @@ def _filled(response: Any, size: int) -> Array:
 
 def _refused(response: Any) -> dict[str, Any]:
     """The document of an answer; `Refused` where it is a refusal."""
+    import httpx
+
     found: Any = None
-    with suppress(ValueError, RecursionError):
-        found = json.loads(response.content)
+    try:
+        found = json.loads(response.read())
+    except httpx.TransportError:  # who refuses a large answer hangs up while it still comes in
+        if response.status_code < 300:
+            raise
+    except (ValueError, RecursionError):
+        pass
     document: dict[str, Any] = found if isinstance(found, dict) else {}
     if response.status_code >= 300:
         detail = str(document.get("detail", response.reason_phrase))[:1000]
