@@ -291,7 +291,8 @@ class TableFile:
                 if rows is None:
                     table = arrow_csv.read_csv(stream, *options)
                 else:
-                    batches, found = arrow_csv.open_csv(stream, *options), []
+                    batches = arrow_csv.open_csv(stream, *options)
+                    found: list[Any] = []
                     while sum(map(len, found)) < rows and (batch := next(batches, None)) is not None:
                         found.append(batch)
                     table = arrow.Table.from_batches(found, batches.schema).slice(0, rows)
