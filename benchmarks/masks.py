@@ -23,8 +23,7 @@ from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
 from fedsolve.privacy.primitives import add_masks, signer, verifier
 from fedsolve.privacy.ring import Layout, RingVector, decode, encode
-from fedsolve.privacy.unmasking import Server
-from fedsolve.privacy.witness import WordSum
+from fedsolve.privacy.unmasking import Server, WordSum
 
 MOST_SUMMED = 50
 """With more clients only one client's part is timed: in one process all of them would take minutes."""

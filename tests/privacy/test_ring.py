@@ -18,7 +18,7 @@ from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
 from fedsolve.privacy.ring import CHUNK, Field, Layout, OutOfRange, RingVector, decode, encode
 from fedsolve.privacy.sizes import FINEST, KnownTotals, exponent_for
-from fedsolve.privacy.witness import WordSum
+from fedsolve.privacy.unmasking import WordSum
 
 from .setups import plus
 

@@ -24,8 +24,8 @@ from fedsolve.privacy import SecureFederation, verifying
 from fedsolve.privacy.census import OFF
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import Layout
+from fedsolve.privacy.unmasking import PRIME, Evidence, fingerprint
 from fedsolve.privacy.verifying import QuestionTrips, SignedQuestions
-from fedsolve.privacy.witness import PRIME, Evidence, fingerprint
 
 from .setups import plus, sign_as, verify
 from .test_secure import CONSENT, METHODS, Listening, federation, rows
@@ -338,7 +338,7 @@ def test_fingerprints_are_linear_and_notice_every_bit() -> None:
     key = b"k" * 32
     found = [fingerprint(each, key) for each in words]
     from fedsolve.privacy.ring import RingVector
-    from fedsolve.privacy.witness import WordSum
+    from fedsolve.privacy.unmasking import WordSum
 
     total, ring = WordSum.zeros(10_000, 50_000), RingVector.zeros(10_000, 50_000)
     for each in words:

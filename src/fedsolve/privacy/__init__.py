@@ -6,7 +6,6 @@
     census         how many rows of all lie in which cells
     ledger         what a client remembers of sums, and what it does not help to open
     verifying      a client's own copy of a run, by which it checks what is asked; the server's part in it
-    witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site, and what that has cost its rows
     run_store      what a server still knows of a run after a restart
@@ -15,7 +14,7 @@
     sizes          what answers look like, exponents for one limb, and whether a total is known well enough
     shamir         secrets that a threshold of holders can give back
     masking        the client's side of one sum: keys, masked terms, help to open a total
-    unmasking      the server's side of one sum: notes passed on, terms added, masks removed
+    unmasking      the server's side of one sum: terms added, masks removed; what shows its total to clients
     notes          what the two sides tell each other, as bytes
     primitives     the functions of the library `cryptography` used here: keys, seals, masks and signatures
 

@@ -42,7 +42,7 @@ from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, Sign, Verify, add_masks
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
-from fedsolve.privacy.witness import Evidence, fingerprinted, own_mask, pair_masks
+from fedsolve.privacy.unmasking import Evidence, fingerprinted, own_mask, pair_masks
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""

@@ -22,8 +22,7 @@ from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.privacy.unmasking import Server
-from fedsolve.privacy.witness import Evidence, WordSum
+from fedsolve.privacy.unmasking import Evidence, Server, WordSum
 
 
 @dataclass(frozen=True)

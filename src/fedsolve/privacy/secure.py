@@ -48,9 +48,8 @@ from fedsolve.privacy.secure_client import (
     request_digest,
 )
 from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
-from fedsolve.privacy.unmasking import MaskedSum, Server
+from fedsolve.privacy.unmasking import Evidence, MaskedSum, Server
 from fedsolve.privacy.verifying import QuestionTrips, gather, said_of
-from fedsolve.privacy.witness import Evidence
 
 _SLOTS = 8  # sums that the keys of one setup last for where the length of the run is not known
 _MOST_SLOTS = 32  # longer runs make new keys in between: shares of many slots take time before the first sum

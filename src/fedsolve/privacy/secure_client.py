@@ -42,8 +42,8 @@ from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 from fedsolve.privacy.primitives import Sign, Verify
 from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
 from fedsolve.privacy.shamir import Random
+from fedsolve.privacy.unmasking import Evidence
 from fedsolve.privacy.verifying import CheckedTraining, QuestionCheck, Shown, SignedQuestions, agreed_message
-from fedsolve.privacy.witness import Evidence
 
 CENSUS = "census"
 """The kind of request that counts the rows of a cohort in their cells, once in every run."""

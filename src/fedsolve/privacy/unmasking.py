@@ -1,25 +1,239 @@
-"""The server's side of a secure sum: keys and shares passed on, masked terms added, masks removed.
+"""The server's side of a secure sum, and what shows its total to sites.
 
-The server holds nothing secret. It learns the total over those whose masked terms it summed, once a
-threshold of members helped, and nothing if fewer did; see `masking` for the protocol.
+The server passes keys and shares on, adds masked terms and removes the masks. It holds nothing secret. It
+learns the total over those whose masked terms it summed, once a threshold of members helped, and nothing if
+fewer did; see `masking` for the protocol.
+
+Evidence shows that a total is the sum of the terms that were sent, without those terms. Masked terms are
+added as whole numbers, word by word, with their carries, so that nothing wraps around. When the sum Y is
+fixed, a number r below 2^128 is drawn for every word from the digest of Y, and each client signs
+
+    <r, y_u> mod 2^127 - 1
+
+of the masked term y_u that it sent. These fingerprints add up to that of Y only if Y is the sum of the y_u: r
+follows from Y, so whoever tries another sum has one chance in 2^127 each time. What opens the sum, seeds and
+keys, was committed to in signed keys. A site that has all of this knows the total, whoever brought it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fedsolve.arrays import Array
-from fedsolve.errors import CohortError, TermError
-from fedsolve.privacy import notes
+from fedsolve.errors import CohortError, TermError, explained
+from fedsolve.privacy import notes, primitives
 from fedsolve.privacy.graph import around
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
-from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
+from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES, Verify
 from fedsolve.privacy.ring import Layout, RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, joined
-from fedsolve.privacy.witness import Evidence, WordSum
+
+PRIME = (1 << 127) - 1
+
+_ROWS = 1 << 15  # words handled at a time: sums of so many products of 16 bits each are exact in float64
+_DIGITS = 8  # of 16 bits, of a drawn number
+
+
+class WordSum(RingVector):
+    """Masked terms added as whole numbers: sums of words modulo 2^64, and how often each wrapped around."""
+
+    def __init__(self, limbs: Array, carries: Array, wide: int) -> None:
+        if carries.shape != limbs.shape or carries.dtype != np.uint16:
+            raise TermError("the carries of a sum of masked terms are missing or damaged.")
+        super().__init__(limbs, wide)
+        self.carries = carries
+
+    @classmethod
+    def zeros(cls, wide: int, narrow: int) -> WordSum:
+        """The sum of no terms."""
+        size = 2 * wide + narrow
+        return cls(np.zeros(size, dtype="<u8"), np.zeros(size, dtype=np.uint16), wide)
+
+    def add(self, other: RingVector) -> None:
+        """Add a masked term in place."""
+        if self.wide != other.wide or len(self.limbs) != len(other.limbs):
+            raise TermError(
+                f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
+                f"expected {self.wide} in {len(self.limbs)}. All participants must answer the same request."
+            )
+        for start in range(0, len(self.limbs), _ROWS):
+            part = slice(start, start + _ROWS)
+            np.add(self.limbs[part], other.limbs[part], out=self.limbs[part])
+            self.carries[part] += self.limbs[part] < other.limbs[part]
+
+    def in_ring(self) -> RingVector:
+        """The sum in the ring: what wrapped around in a lower limb counts in its upper one."""
+        vector = self.copy()
+        np.add(vector.high, self.carries[: self.wide], out=vector.high)
+        return vector
+
+    def digest(self, opening: str) -> str:
+        """SHA-256 over the sum and what names its opening (`opening_digest`)."""
+        state = hashlib.sha256(notes.purpose("sum of masked terms", opening, self.wide))
+        state.update(np.ascontiguousarray(self.limbs).data)
+        state.update(np.ascontiguousarray(self.carries).data)
+        return state.hexdigest()
+
+    def fingerprint(self, key: bytes) -> int:
+        return (fingerprint(self.limbs, key) + (fingerprint(self.carries, key) << 64)) % PRIME
+
+
+def fingerprint(words: Array, key: bytes) -> int:
+    """<r, words> modulo 2^127 - 1, with r of 128 bits each drawn from a key."""
+    stream = primitives.key_stream(key)
+    room = bytearray(16 * _ROWS + 16)  # the library asks for room of one block more than it writes
+    zeros = memoryview(bytes(16 * _ROWS))
+    halves = words.dtype.itemsize // 2
+    total = 0
+    for start in range(0, len(words), _ROWS):
+        part = np.ascontiguousarray(words[start : start + _ROWS])
+        stream.update_into(zeros[: 16 * len(part)], room)
+        drawn = np.frombuffer(room, dtype="<u2", count=_DIGITS * len(part)).reshape(-1, _DIGITS)
+        digits = part.view("<u2").reshape(-1, halves).astype(np.float64)
+        sums = drawn.astype(np.float64).T @ digits
+        total += sum(int(sums[d, h]) << (16 * (d + h)) for d in range(_DIGITS) for h in range(halves))
+    return total % PRIME
+
+
+def drawn_key(digest: str) -> bytes:
+    """The key from which the numbers of fingerprints are drawn, once the sum has this digest."""
+    return primitives.derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
+
+
+def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
+    """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint, and
+    what binds it to the seed of its own mask."""
+    return notes.purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
+
+
+def fingerprinted(masked: Array, opening: str, digest: str, name: str, bound: bytes) -> tuple[str, bytes]:
+    """The fingerprint of a masked term in hexadecimal, and what is to be signed of it."""
+    value = f"{fingerprint(masked, drawn_key(digest)):032x}"
+    return value, fingerprint_message(opening, digest, name, value, bound)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that shows what the total of a slot is.
+
+    request: digest of the request that it answers. survivors, dropped: whose terms are in it, and who was
+    asked besides. secrets: by name, a survivor's seed of its own mask, the key of who dropped out. signed: of
+    every survivor the fingerprint of its term and its signature, in hexadecimal.
+    """
+
+    setup: Setup
+    slot: int
+    request: str
+    layout: Layout
+    survivors: tuple[str, ...]
+    dropped: tuple[str, ...]
+    masked: WordSum
+    secrets: Mapping[str, bytes]
+    signed: Mapping[str, tuple[str, str]]
+
+    @property
+    def place(self) -> str:
+        """The name of its slot among those of all setups."""
+        return self.setup.place(self.slot)
+
+    def total(self, question: str, known: Mapping[str, SlotKeys], verify: Verify) -> RingVector:
+        """The total; refused, by name, where it is not the sum of the terms that its senders signed.
+
+        question: digest of the question that this site answered in the slot. known: members' keys.
+        """
+        opening = notes.opening_digest(question, self.survivors)
+        digest = self.masked.digest(opening)
+        added = 0
+        for name in self.survivors:
+            value, signature = self.signed.get(name, ("0", ""))
+            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
+            message = fingerprint_message(opening, digest, name, value, bound)
+            if not primitives.signed_by(verify, name, message, signature):
+                raise TermError(
+                    f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
+                    "signature is missing or belongs to another sum, or to another seed."
+                )
+            added += int(value, 16)
+        if added % PRIME != self.masked.fingerprint(drawn_key(digest)):
+            raise TermError(
+                f"the total shown for slot {self.place} was not opened: it is not the sum of the terms that "
+                "the sites sent."
+            )
+        return self.unmasked(question, known)
+
+    def unmasked(self, question: str, known: Mapping[str, SlotKeys]) -> RingVector:
+        """The sum without the masks that are left in it; a wrong seed or key is refused.
+
+        known: the members' keys; of others, who signed what they committed to, evidence is checked first. Of
+        those who dropped out, the masks would have cancelled the rest.
+        """
+        masks = []
+        for name in self.survivors:
+            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
+            if name in known and bound != known[name].commitments[self.slot].tobytes():
+                raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
+            masks.append((own_mask(question, name, self.secrets[name]), -1))
+        for gone in self.dropped:
+            if primitives.public_key(self.secrets[gone]) != known[gone].masks[self.slot].tobytes():
+                raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
+            others = {name: known[name].masks[self.slot] for name in self.survivors}
+            masks += pair_masks(question, gone, self.secrets[gone], others)
+        total = self.masked.in_ring()
+        primitives.add_masks(total, masks)
+        return total
+
+    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Arrays and a note, for letters and files."""
+        secrets = b"".join(self.secrets[name] for name in (*self.survivors, *self.dropped))
+        small = self.masked.carries.max(initial=0) < 256
+        carries = self.masked.carries.astype(np.uint8) if small else self.masked.carries
+        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": notes.as_array(secrets)}
+        note = {"setup": self.setup.note(), "layout": self.layout.note(), "slot": self.slot}
+        note |= {"request": self.request, "survivors": self.survivors, "dropped": self.dropped}
+        return arrays, {**note, "signed": {name: list(pair) for name, pair in self.signed.items()}}
+
+    @classmethod
+    def from_parts(cls, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Evidence:
+        """What `parts` described; anything else is refused."""
+        with explained("the evidence of a total is damaged", error=TermError):
+            layout = Layout.from_note(note["layout"])
+            survivors, dropped = notes.listed(note, "survivors"), notes.listed(note, "dropped")
+            names = [*survivors, *dropped]
+            rows = notes.octets(arrays, "secrets", (len(names) * KEY_BYTES,)).reshape(-1, KEY_BYTES)
+            masked = WordSum(arrays["words"], arrays["carries"].astype(np.uint16), layout.wide)
+            if len(masked.limbs) != 2 * layout.wide + layout.narrow:
+                raise ValueError("a sum of another length")
+            signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
+            for value, _ in signed.values():
+                int(value, 16)
+            about = (Setup.from_note(note["setup"]), int(note["slot"]), str(note["request"]), layout)
+            secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
+            return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
+
+
+def own_mask(question: str, name: str, seed: bytes) -> bytes:
+    """The key of a client's own mask, which it adds."""
+    return primitives.derive(seed, notes.purpose("self", question, name))
+
+
+def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]) -> list[tuple[bytes, int]]:
+    """The keys of the masks that a client has in common with others, and the signs with which it adds them.
+
+    key: its private one. others: their public ones, with which both sides find the same.
+    """
+    masks = []
+    for other, public in others.items():
+        about = notes.purpose("pair", question, *sorted((name, other)))
+        masks.append((primitives.agree(key, public.tobytes(), about), 1 if name < other else -1))
+    return masks
+
 
 Stored = tuple[WordSum, Collection[str]]
 """A sum of masked terms, and whose terms they are."""

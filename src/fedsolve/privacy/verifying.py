@@ -1,7 +1,7 @@
 """A site's own copy of a run, by which it checks what a server asks: every block, request and model must
 follow from the totals that were opened.
 
-The site builds the method from its recipe, gives it the opened totals as they are shown (`witness`), and
+The site builds the method from its recipe, gives it the opened totals as they are shown (`Evidence`), and
 compares what the server sends with what the run solved, by meaning (`meaning.differs`). The server's blocks
 are then taken for its own, so that rounding does not add up. It agrees to one question after each total, and
 to any number about the model of that moment.
@@ -45,7 +45,7 @@ from fedsolve.privacy.notes import CHANNEL, Setup
 from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.shelf import Shelf
-from fedsolve.privacy.witness import Evidence
+from fedsolve.privacy.unmasking import Evidence
 from fedsolve.registry import check_allowed
 from fedsolve.scoring.evaluation import about
 
