@@ -106,7 +106,7 @@ def mask_rates(mebibytes: int = 16, masks: int = 20, repeats: int = 5) -> dict[s
     vectors = {"one limb": RingVector.zeros(0, words), "two limbs": RingVector.zeros(words // 2, 0)}
     keys = [(hashlib.sha256(bytes([number])).digest(), 1 - 2 * (number % 2)) for number in range(masks)]
     return {
-        name: masks * vector.nbytes / _best(lambda vector=vector: add_masks(vector, keys), repeats)
+        name: masks * vector.limbs.nbytes / _best(lambda vector=vector: add_masks(vector, keys), repeats)
         for name, vector in vectors.items()
     }
 
@@ -120,11 +120,11 @@ def ring_rates(mebibytes: int = 16, repeats: int = 5) -> dict[str, float]:
         layout = Layout.of(term, exponents)
         vector = encode(term, layout, 20)
         total = WordSum.zeros(layout.wide, layout.narrow)
-        rates[f"adding, {name}"] = vector.nbytes / _best(lambda t=total, v=vector: t.add(v), repeats)
-        rates[f"encoding, {name}"] = vector.nbytes / _best(
+        rates[f"adding, {name}"] = vector.limbs.nbytes / _best(lambda t=total, v=vector: t.add(v), repeats)
+        rates[f"encoding, {name}"] = vector.limbs.nbytes / _best(
             lambda layout=layout: encode(term, layout, 20), repeats
         )
-        rates[f"decoding, {name}"] = vector.nbytes / _best(
+        rates[f"decoding, {name}"] = vector.limbs.nbytes / _best(
             lambda v=vector, layout=layout: decode(v, layout), repeats
         )
     return rates
@@ -159,7 +159,7 @@ def sum_seconds(width: int, classes: int, clients: int, limbs: int, slots: int =
     # The others make only the two slots used here; what many slots cost is timed for one client.
     made, server, setup_cost = _made(names, Setup("bench", 0, 2, least_threshold(clients)), slots)
     vector = encode(term, layout, clients)
-    found: dict[str, Any] = {"clients": clients, "limbs": limbs, "bytes": vector.nbytes, **setup_cost}
+    found: dict[str, Any] = {"clients": clients, "limbs": limbs, "bytes": vector.limbs.nbytes, **setup_cost}
     found["encode"] = _best(lambda: encode(term, layout, clients), 3)
     if clients > MOST_SUMMED:
         found["mask"] = float(np.median([_timed(made[n].mask, 0, vector, names)[0] for n in names[:3]]))

@@ -117,9 +117,8 @@ class Rehearsal(Federation):
 
     def _of_all(self, term: Term) -> Term:
         arrays = {name: array * self.sites for name, array in term.arrays.items()}
-        return dataclasses.replace(
-            term, arrays=arrays, counts={name: n * self.sites for name, n in term.counts.items()}
-        )
+        counts = {name: count * self.sites for name, count in term.counts.items()}
+        return dataclasses.replace(term, arrays=arrays, counts=counts)
 
     def tried(self, method: Method[Any]) -> Rehearsed:
         """A run of this method, to its end or to what is refused, as the next one of this site."""

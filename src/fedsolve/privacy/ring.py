@@ -119,10 +119,8 @@ class Layout:
 
     def note(self) -> dict[str, Any]:
         """The layout as JSON values."""
-        return {
-            "fields": [[f.name, list(f.shape), f.symmetric, f.exponent] for f in self.fields],
-            "counts": list(self.counts),
-        }
+        fields = [[f.name, list(f.shape), f.symmetric, f.exponent] for f in self.fields]
+        return {"fields": fields, "counts": list(self.counts)}
 
     @classmethod
     def from_note(cls, note: Any) -> Layout:

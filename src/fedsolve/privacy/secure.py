@@ -307,9 +307,8 @@ class SecureFederation(Federation):
             return told
         needed = notes.signatures_needed(len(everybody), self.colluders)
         replies = self._gathered(dict.fromkeys(sorted(checking[:needed]), told), report, _SLACK)
-        agreed = {
-            name: notes.text(notes.read_letter(reply)[1], "signature") for name, reply in replies.items()
-        }
+        read = {name: notes.read_letter(reply)[1] for name, reply in replies.items()}
+        agreed = {name: notes.text(note, "signature") for name, note in read.items()}
         about = {**about, "signatures": agreed, "cohort": everybody, "counts": dict(total.counts)}
         return notes.pack(CENSUS, setup, about, {**total.arrays, **sent})
 

@@ -430,10 +430,8 @@ def _release(request: Request, chain: Chain) -> NoisyAnswer:
 def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:
     """The totals of a run in the order in which they were opened, as part of a letter."""
     cohorts = sorted({opening.cohort for opening in opened})
-    return {
-        "cohorts": [list(cohort) for cohort in cohorts],
-        "opened": [[opening.request, cohorts.index(opening.cohort)] for opening in opened],
-    }
+    told = [[opening.request, cohorts.index(opening.cohort)] for opening in opened]
+    return {"cohorts": [list(cohort) for cohort in cohorts], "opened": told}
 
 
 def openings_of(note: Mapping[str, Any], run: str) -> list[Opening]:
@@ -459,15 +457,9 @@ def request_note(request: Request) -> dict[str, Any]:
             for name, array in arrays.items()
         }
 
-    return {
-        "kind": request.kind,
-        "step": request.step,
-        "note": dict(request.note),
-        "position": request.position,
-        "digest": request.digest,
-        "arrays": described(request.arrays),
-        "blocks": [{"note": dict(block.note), "arrays": described(block.arrays)} for block in request.blocks],
-    }
+    asked = {name: getattr(request, name) for name in ("kind", "step", "position", "digest")}
+    blocks = [{"note": dict(block.note), "arrays": described(block.arrays)} for block in request.blocks]
+    return {**asked, "note": dict(request.note), "arrays": described(request.arrays), "blocks": blocks}
 
 
 def _slot(note: Mapping[str, Any]) -> int:
