@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,11 @@ def held_by(data: ClientData, whole: bool = False) -> Held:
     for part in (data.own_labels(), data.own_weights()):
         digest.update(b"|" if part is None else _plain(part))
     if not whole:
-        digest.update(_plain(_ends(data)))
+        ends: Any = slice(1)
+        if not isinstance(data.source, StreamedRows):
+            ends = np.array([0, len(data) - 1] if len(data) else [], dtype=np.intp)
+            ends = ends if data.rows is None else data.rows[ends]
+        digest.update(_plain(np.asarray(data.source[ends])))
     for start in range(0, len(data) if whole else 0, _BLOCK):
         digest.update(_plain(data.features(slice(start, start + _BLOCK))))
     return len(data), digest.hexdigest()
@@ -107,44 +111,36 @@ class Holdings:
         )
 
 
+@dataclass
 class RowsByRun:
     """A file that records with which rows a site took part in its last runs."""
 
-    def __init__(self, path: Path, data: ClientData) -> None:
-        self._path = path
-        self._data = data
-        self._known: set[str] = set()
+    path: Path
+    data: ClientData
+    _known: set[str] = field(default_factory=set)
 
     def same(self, run: str) -> bool:
         """Whether these are the rows this run began with. The first call for a run records them."""
         if run in self._known:
             return True
         kept: dict[str, str] = {}
-        if self._path.exists():
+        if self.path.exists():
             kept = container.from_sealed_json(
-                container.read(self._path),
-                what=str(self._path),
+                container.read(self.path),
+                what=str(self.path),
                 error=ModelFileError,
                 remedy="It says which rows this site took part with. Put a copy of it back, or remove it.",
             )
         if kept.setdefault(run, self._digest) != self._digest:
             return False
         last = dict(list(kept.items())[-_RUNS:])
-        container.write_atomically(self._path, container.sealed_json(last))
+        container.write_atomically(self.path, container.sealed_json(last))
         self._known.add(run)
         return True
 
     @cached_property
     def _digest(self) -> str:
-        return held_by(self._data, whole=True)[1]
-
-
-def _ends(data: ClientData) -> Array:
-    """The first row and the last, or the first row of a source that is streamed."""
-    if isinstance(data.source, StreamedRows):
-        return data.source[:1]
-    ends = np.array([0, len(data) - 1] if len(data) else [], dtype=np.intp)
-    return np.asarray(data.source[ends if data.rows is None else data.rows[ends]])
+        return held_by(self.data, whole=True)[1]
 
 
 def _plain(values: Array) -> bytes:

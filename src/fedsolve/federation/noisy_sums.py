@@ -40,8 +40,7 @@ STEPS = 1 << 24
 _FARTHEST = 180
 """Deviations beyond which nothing is drawn: e^-16,200 is as good as never, and squares fit into 64 bits."""
 
-_LEAST, _MOST = 1e-9, 1e4
-_PRECISE = 1e-13
+_LEAST, _MOST, _PRECISE = 1e-9, 1e4, 1e-13
 
 Random = Callable[[int], bytes]
 

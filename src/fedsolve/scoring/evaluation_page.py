@@ -36,8 +36,7 @@ _NAMES = {
     "false_negative_rate": ("", "false negatives"),
     "observed_share": ("", "predicted : observed"),
 }
-_SHORT = {name: short for name, (_, short) in _NAMES.items() if short}
-"""Of groups."""
+_SHORT = {name: of_group for name, (_, of_group) in _NAMES.items() if of_group}
 SHOWN_CLASSES, SHOWN_CURVES, SHOWN_COLUMNS = 20, 5, 20
 _SHOWN_LOGITS = 9.0
 _SHOWN_PROBABILITIES = tuple(

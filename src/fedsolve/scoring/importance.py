@@ -121,9 +121,8 @@ def column_groups(model: Model) -> dict[str, list[int]]:
 
 def _reference(model: Model) -> tuple[Array, Array]:
     """About which point and in which unit sums lose no digits: those of the model's preparation."""
-    if model.preparing is None:
-        return np.zeros(model.features), np.ones(model.features)
-    return model.preparing.mean, model.preparing.scale
+    known = model.preparing
+    return (np.zeros(model.features), np.ones(model.features)) if known is None else (known.mean, known.scale)
 
 
 @step("column-scales")

@@ -104,8 +104,10 @@ _WHOLE = ("confusion", "histogram")
 COUNTS = (*_WHOLE, "reliability")
 """What a tally has numbers of rows in; of rows in cells, no probabilities are added up either."""
 
+Tally = dict[str, Array]
 
-def empty_tally(classes: int) -> dict[str, Array]:
+
+def empty_tally(classes: int) -> Tally:
     """The tally of no rows; histograms have fewer bins where there are many classes, each with its own."""
     bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
     return {
@@ -126,12 +128,8 @@ def truth_of(model: Model, labels: Array) -> Array:
 
 
 def tally(
-    probabilities: Array,
-    answers: Array,
-    codes: Array,
-    coarse: bool = False,
-    sums: dict[str, Array] | None = None,
-) -> dict[str, Array]:
+    probabilities: Array, answers: Array, codes: Array, coarse: bool = False, sums: Tally | None = None
+) -> Tally:
     """The tally of these rows: probabilities (rows, classes); answers and true classes by position.
 
     coarse: in the few bins of secure sums, whose probabilities count as their middle.
@@ -160,14 +158,14 @@ def tally(
     return sums
 
 
-def tally_term(sums: dict[str, Array], rows: int) -> Term:
+def tally_term(sums: Tally, rows: int) -> Term:
     """Sums of an evaluation as clients send them: numbers of rows in half the bytes where that loses none."""
     narrow = np.float32 if rows < 2**24 else np.float64
     counts = {name: sums[name].astype(narrow) for name in _WHOLE if name in sums}
     return Term({**sums, **counts}, {"rows": rows})
 
 
-def tally_from(arrays: dict[str, Array]) -> dict[str, Array]:
+def tally_from(arrays: Tally) -> Tally:
     """Sums of an evaluation from a total; rows are whole again, also after a sum in a ring."""
     whole = {name: np.rint(arrays[name]).astype(np.int64) for name in _WHOLE if name in arrays}
     if "reliability" in arrays:
