@@ -149,10 +149,8 @@ _PLACES = {name: place for place, names in (_EVERYDAY | _OPTIONAL).items() for n
 __all__ = sorted({name for name in globals() if name.endswith(("Error", "Warning"))} | {*_PLACES})
 
 
-@registry.entering
-def _enter() -> None:
-    for place in (*_EVERYDAY, "scoring.choice"):  # whose steps calibrate and choose, whatever the method
-        import_module(f"{__name__}.{place}")
+# Whatever the method, the steps of the last calibrate and choose.
+registry.ENTERING += [f"{__name__}.{place}" for place in (*_EVERYDAY, "scoring.choice")]
 
 
 def __getattr__(name: str) -> Any:

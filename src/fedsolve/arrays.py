@@ -30,14 +30,6 @@ def check_whole(least: int, **values: Any) -> None:
             raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
 
 
-def check_not_negative(**values: Any) -> None:
-    """Refuse parameters that are not finite numbers of at least zero."""
-    for name, value in values.items():
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not np.isfinite(value) or value < 0:
-            raise DataError(f"{name} must be a finite number >= 0; got {value!r}.")
-
-
 def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
     """Refuse a value that is not one of the known ones."""
     if value not in known:

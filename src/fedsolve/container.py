@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import save as _save_tensors
 
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, FedsolveError, ModelFileError, TermError
+from fedsolve.errors import DataError, FedsolveError, ModelFileError, TermError, unreadable
 
 Held = TypeVar("Held")
 
@@ -35,20 +35,8 @@ _KEY = "fedsolve"
 _SEALED = "sealed"
 _DIGEST = "sha256"
 _MARK = "="
-_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
+_DTYPES |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for size in (1, 2, 4, 8)}
 
 
 @contextmanager
@@ -259,7 +247,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as problem:
-        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+        raise unreadable(path, problem) from problem
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

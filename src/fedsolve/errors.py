@@ -12,7 +12,9 @@ from typing import Any
 
 
 class FedsolveError(Exception):
-    """Everything fedsolve raises on purpose."""
+    """Everything fedsolve raises on purpose, with what a command says of it: its kind, and an exit code."""
+
+    kind, exit_code = "data", 2
 
 
 class DataError(FedsolveError, ValueError):
@@ -22,17 +24,25 @@ class DataError(FedsolveError, ValueError):
 class TermError(FedsolveError):
     """A request or a term that is damaged, out of place or of the wrong shape."""
 
+    kind, exit_code = "participants", 3
+
 
 class DivergenceError(TermError):
     """A loss or a model that is no number any more."""
+
+    kind, exit_code = "diverged", 5
 
 
 class CohortError(FedsolveError):
     """Too few participants answered, or one of them failed."""
 
+    kind, exit_code = "participants", 3
+
 
 class ModelFileError(FedsolveError):
     """A model, checkpoint or data file that cannot be read, or must not be overwritten."""
+
+    kind, exit_code = "file", 4
 
 
 class ConditionWarning(UserWarning):
@@ -67,27 +77,21 @@ def did_you_mean(word: str, known: Iterable[object]) -> str:
     return f" Did you mean '{spelt[near[0]]}'?" if near else ""
 
 
-def require(module: str, extra: str, what: str) -> Any:
-    """The module `module`, or an error that says what needs it and which extra installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as problem:
-        raise DataError(
-            f"{what} needs {module.partition('.')[0]}, which cannot be imported ({problem}). "
-            f"Install it: pip install 'fedsolve[{extra}]'."
-        ) from problem
-
-
-def require_installed(module: str, address: str) -> Any:
-    """The module `module` if it is there and works; fedsolve does not install it by itself."""
+def require(module: str, extra: str | None, what: str) -> Any:
+    """The module, or an error that says what needs it and which extra installs it; None: no extra does."""
     try:
         return importlib.import_module(module)
     # A torchvision that was built for another torch fails with a RuntimeError.
     except (ImportError, RuntimeError, AttributeError) as problem:
+        remedy = f"Install it: pip install 'fedsolve[{extra}]'."
+        if extra is None:
+            remedy = (
+                "Install the version that belongs to your torch, or use efficientnet-lite0, onnx:FILE or "
+            )
+            remedy += "hf:NAME instead."
         raise DataError(
-            f"{address} needs {module.partition('.')[0]}, which cannot be imported "
-            f"({type(problem).__name__}: {first_line(problem)}). Install the version that belongs to your "
-            "torch, or use efficientnet-lite0, onnx:FILE or hf:NAME instead."
+            f"{what} needs {module.partition('.')[0]}, which cannot be imported "
+            f"({type(problem).__name__}: {first_line(problem)}). {remedy}"
         ) from problem
 
 

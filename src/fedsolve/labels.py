@@ -37,7 +37,9 @@ def plain_labels(labels: Any) -> Array:
     if array.dtype.kind != "O":
         return array
     values = array.ravel().tolist()
-    missing = [row for row, label in enumerate(values) if _is_missing(label)]
+    # None, NaN, or what pandas has for a missing value (its NA equals nothing).
+    empty = (label is None or type(label).__name__ == "NAType" or bool(label != label) for label in values)
+    missing = [row for row, absent in enumerate(empty) if absent]
     if missing:
         rows = ", ".join(map(str, missing[:3])) + ", ..." * (len(missing) > 3)
         raise DataError(f"{len(missing)} labels are missing (rows {rows}). Fill them in or remove the rows.")
@@ -46,11 +48,6 @@ def plain_labels(labels: Any) -> Array:
     if (len(kinds) > 1 and plain.dtype.kind not in "fiu") or plain.dtype.kind == "O":
         raise DataError(f"labels mix values of types {kinds}; use one type, numbers or text.")
     return plain
-
-
-def _is_missing(label: Any) -> bool:
-    """Whether this is None, NaN, or what pandas has for a missing value (its NA equals nothing)."""
-    return label is None or type(label).__name__ == "NAType" or bool(label != label)
 
 
 def spelled_labels(texts: Sequence[str] | Array) -> Array:
@@ -132,11 +129,9 @@ def encode_labels(labels: Array, classes: Array) -> Array:
             f"labels of type {labels.dtype} do not match classes of type {classes.dtype} "
             f"(such as {classes[0]!r})."
         )
-    codes = np.searchsorted(classes, labels)
-    codes[codes == len(classes)] = 0
-    wrong = classes[codes] != labels
-    if np.any(wrong):
-        raise unknown_label(labels, int(np.flatnonzero(wrong)[0]), classes)
+    codes = positions(labels, classes)
+    if len(wrong := np.flatnonzero(codes < 0)):
+        raise unknown_label(labels, int(wrong[0]), classes)
     return codes
 
 

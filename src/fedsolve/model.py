@@ -138,7 +138,7 @@ class Model(ABC):
 
     def predict(self, features: Any) -> Array:
         """The class with the largest score, the predicted targets, or 0 and 1 for each of several labels."""
-        return self._decide(self.decision_function(features))
+        return self.decided(self.decision_function(features))
 
     def predict_proba(self, features: Any) -> Array:
         """Probabilities of the classes, (rows, classes), or of each of several labels, (rows, labels).
@@ -153,7 +153,7 @@ class Model(ABC):
         if self.regression:
             raise DataError("this is a regression model; it has no classes, and so no probabilities.")
         scores = self.decision_function(features)
-        return self._decide(scores) if self.labels else np.argmax(scores, axis=1), self.shares(scores)
+        return self.decided(scores) if self.labels else np.argmax(scores, axis=1), self.shares(scores)
 
     def shares(self, scores: Array, calibrated: bool = True) -> Array:
         """Probabilities (rows, classes) of scores; without calibration those nearest to the estimates."""
@@ -190,7 +190,7 @@ class Model(ABC):
                 "Train a regression with calibrate=True, or 'fedsolve train --calibrate'."
             )
         scores, reach = self.decision_function(features), self.spread.reach(level)
-        return self._decide(scores - reach), self._decide(scores + reach)
+        return self.decided(scores - reach), self.decided(scores + reach)
 
     def score(self, features: Any, labels: Any) -> float:
         """Accuracy, or the mean R² over targets for regression; of several labels, their mean accuracy."""
@@ -283,7 +283,8 @@ class Model(ABC):
         """A client's rows as the model inside this one sees them."""
         return data if self.preparing is None else data.prepared(self.preparing)
 
-    def _decide(self, scores: Array, calibrated: bool = True) -> Array:
+    def decided(self, scores: Array, calibrated: bool = True) -> Array:
+        """What is predicted where the scores are these."""
         if self.labels:
             cuts = 0.5 if self.cuts is None else self.cuts
             return (self.shares(scores, calibrated) >= cuts).astype(np.int64)
@@ -389,8 +390,8 @@ class Model(ABC):
     def __repr__(self) -> str:
         what = f"{self.outputs} {'labels' if self.labels else 'targets' if self.regression else 'classes'}"
         words = [f"{self.features} features, {what}"]
-        method = getattr(self, "parameters", {}).get("method")
-        words += [f"trained by {method}"] if method else []
+        if method := getattr(self, "parameters", {}).get("method"):
+            words.append(f"trained by {method}")
         words += ["calibrated"] if self.calibration is not None else []
         words += [f"{len(self.schema.columns)} named columns"] if self.schema and self.schema.columns else []
         words += ["one client's own"] if self.private else []
@@ -399,24 +400,26 @@ class Model(ABC):
 
     def _repr_html_(self) -> str:
         """For notebooks: what the model is, and what travelled in every exchange that made it."""
+        heads = ("exchange", "kind", "clients", "MB up", "MB down")
         rows = [
             (
-                *(record.exchange, record.kind, len(record.cohort)),
-                *(f"{count / 1e6:.3g}" for count in (record.bytes_up, record.bytes_down)),
+                one.exchange,
+                one.kind,
+                len(one.cohort),
+                f"{one.bytes_up / 1e6:.3g}",
+                f"{one.bytes_down / 1e6:.3g}",
             )
-            for record in self.history
+            for one in self.history
         ]
-        return html_table(
-            repr(self), rows, ("exchange", "kind", "clients", "MB up", "MB down") if rows else ()
-        )
+        return html_table(repr(self), rows, heads if rows else ())
 
 
 def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None = None) -> Model:
     """The model saved at `path`.
 
     allow_methods: methods from outside fedsolve, as "package.module:Class" or by the name of their entry
-        point, whose code the file may have imported; none when None, unless `permissions.allowing` says more
-        at this moment. Those imported already need no leave.
+        point, whose code the file may have imported; none when None, unless `registry.allowing` says more at
+        this moment. Those imported already need no leave.
     """
     arrays, note = container.from_bytes(container.read(path), what=f"model file {path}", error=ModelFileError)
     settled = allow_methods is None and restricted()

@@ -26,6 +26,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cache
+from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
 
 from fedsolve.errors import DataError, did_you_mean
@@ -166,15 +167,9 @@ class Description(Parameter):
             fits = float in self.kinds and math.isfinite(value)
         else:
             return object in self.kinds or (isinstance(value, str) and str in self.kinds)
-        return object in self.kinds or (fits and self._in_range(value))
-
-    def _in_range(self, value: Any) -> bool:
-        enough = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
-        return (
-            enough
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
+        ends = ((self.least, ge), (self.above, gt), (self.most, le), (self.below, lt))
+        within = all(end is None or holds(value, end) for end, holds in ends)
+        return object in self.kinds or (fits and within)
 
 
 def described(cls: type) -> dict[str, Description]:
@@ -316,15 +311,6 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
             except _Misfit as problem:
                 wanted.append(str(problem))
         raise _Misfit(" or ".join(wanted))
-    if origin is Annotated:
-        number = _fitted(arguments[0], value, where)
-        if number < arguments[1]:
-            raise _Misfit(f"{_KINDS[arguments[0]]}, at least {arguments[1]:g}")
-        return number
-    if origin is Literal:
-        if value not in arguments:
-            raise _Misfit(" or ".join(map(repr, arguments)))
-        return value
     if dataclasses.is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
     if origin is tuple:
@@ -336,13 +322,16 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
             return tuple(_fitted(hint, one, where) for hint, one in zip(hints, each, strict=True))
         except _Misfit as problem:
             raise _Misfit(f"a list, each {problem}") from None
-    if origin is not None or hint in (dict, Mapping):
+    if origin not in (None, Annotated, Literal) or hint in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise _Misfit("a table of keys")
         inner = arguments[1] if arguments else Any
         return {name: _value(inner, one, f"'{name}' of {where}") for name, one in value.items()}
-    fits = Description(name="", kinds=(hint,), optional=False, default=None, owner=object)
+    hint, least = arguments if origin is Annotated else (hint, None)
+    kinds, choices, _ = _types(hint)
+    about: dict[str, Any] = {"kinds": kinds, "choices": choices, "least": least}
+    fits = Description(name="", optional=False, default=None, owner=object, **about)
     value = fits.read(value)
     if not fits._fits(value):
-        raise _Misfit(_KINDS[hint])
+        raise _Misfit(fits.rule)
     return value

@@ -47,23 +47,19 @@ class Info:
         return {**dataclasses.asdict(self), "sums": not self.gathers}
 
 
+ENTERING: list[str] = []
+"""Modules that enter something when they are imported, which they are when one of those is looked for."""
+
 _METHODS: dict[str, tuple[Info, type]] = {}
-_entering: list[Callable[[], None]] = []
 _DEFINED: dict[str, type] = {}
 """Every method class defined in this process, by its address."""
 
 
-def entering(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: a function that imports everything that registers itself; called once, when needed."""
-    _entering.append(function)
-    return function
-
-
 def enter_all() -> None:
     """Have everything entered that enters itself when it is imported."""
-    for function in _entering:
-        function()
-    _entering.clear()
+    for place in ENTERING:
+        importlib.import_module(place)
+    ENTERING.clear()
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -153,8 +153,8 @@ def _compare(scores: Mapping[str, Array], tolerance: float) -> None:
         if not apart <= tolerance:
             allowed = "no difference at all" if tolerance == 0 else f"{tolerance:g}"
             raise _Broken(
-                f"scores with {name} differ from those with {first} by {apart:.2g} of the "
-                f"largest; allowed is {allowed}.",
+                f"scores with {name} differ from those with {first} by {apart:.2g} of the largest; "
+                f"allowed is {allowed}."
             )
 
 
@@ -173,29 +173,14 @@ def _declaration(method: Method[Any]) -> None:
         raise _Broken(f"its key '{kind.key}' belongs to {registry.method_class(kind.key)}.")
 
 
-def _partition(method: Method[Any]) -> None:
-    """The same rows, divided among as many clients in another way, give the same model."""
-    divisions = {"rows dealt one by one": _dealt(4), "rows sorted by class": _by_class(4)}
-    scores = {name: _scores(method, _federation(clients)) for name, clients in divisions.items()}
-    _compare(scores, method.laws.partition or 0.0)
+def _of_partitions(divisions: Mapping[str, Clients]) -> Callable[[Method[Any]], None]:
+    """The check that the same rows give the same model, whoever owns them and in whatever order."""
 
+    def check(method: Method[Any]) -> None:
+        scores = {name: _scores(method, _federation(clients)) for name, clients in divisions.items()}
+        _compare(scores, method.laws.partition or 0.0)
 
-def _number_of_clients(method: Method[Any]) -> None:
-    """The same rows with one client, a few, and many give the same model."""
-    scores = {f"{count} clients": _scores(method, _federation(_dealt(count))) for count in (1, 2, 8, 24)}
-    _compare(scores, method.laws.partition or 0.0)
-
-
-def _order(method: Method[Any]) -> None:
-    """Clients under other names, whose terms are therefore added in another order, give the same model."""
-    shares = [*_dealt(4).values()]
-    names = ("north", "east", "south", "west")
-    turned = {name: shares[-1 - place] for place, name in enumerate(names)}
-    scores = {
-        "one order": _scores(method, _federation(dict(zip(names, shares, strict=True)))),
-        "another order": _scores(method, _federation(turned)),
-    }
-    _compare(scores, method.laws.partition or 0.0)
+    return check
 
 
 def _workers(method: Method[Any]) -> None:
@@ -340,11 +325,20 @@ def _cells(method: Method[Any]) -> None:
                 )
 
 
+_SHARES = [*_dealt(4).values()]
+_NAMES = ("north", "east", "south", "west")  # other names: terms are therefore added in another order
+_DIVISIONS: dict[str, dict[str, Clients]] = {
+    "partition": {"rows dealt one by one": _dealt(4), "rows sorted by class": _by_class(4)},
+    "number of clients": {f"{count} clients": _dealt(count) for count in (1, 2, 8, 24)},
+    "order": {
+        "one order": dict(zip(_NAMES, _SHARES, strict=True)),
+        "another order": dict(zip(_NAMES, reversed(_SHARES), strict=True)),
+    },
+}
+
 CHECKS: dict[str, Callable[[Method[Any]], None]] = {
     "declaration": _declaration,
-    "partition": _partition,
-    "number of clients": _number_of_clients,
-    "order": _order,
+    **{name: _of_partitions(divisions) for name, divisions in _DIVISIONS.items()},
     "workers": _workers,
     "empty clients": _empty_clients,
     "repeat": _repeat,
@@ -355,7 +349,7 @@ CHECKS: dict[str, Callable[[Method[Any]], None]] = {
     "gathers": _gathers,
     "cells": _cells,
 }
-"""The checks by name, each with a sentence as its docstring."""
+"""The checks by name."""
 
-_OF_PARTITIONS = {"partition", "number of clients", "order", "cells"}
+_OF_PARTITIONS = {*_DIVISIONS, "cells"}
 """Those that hold of methods whose models do not depend on who owns which rows."""

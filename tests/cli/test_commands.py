@@ -690,6 +690,17 @@ def test_a_cascade_is_read_layer_by_layer(files, tmp_path):
     assert fedsolve("predict", out, files / "digits.npz", "--layers", "1").exit_code == 0
 
 
+@pytest.mark.parametrize("method", ["cascade", "deepafl"])
+def test_a_regression_is_evaluated_after_the_layers_that_were_asked(files, tmp_path, method):
+    out, data = tmp_path / "model.safetensors", files / "digits.npz"
+    words = ("--method", method, "--layers", "2", "--width", "24", "--workers", "1", "--out", out)
+    assert fedsolve("train", data, "--task", "regression", *words).exit_code == 0
+    staged = document("evaluate", out, data, "--staged")["staged_r2"]
+    assert len(set(staged)) == 3
+    assert document("evaluate", out, data, "--layers", "0")["r2"] == pytest.approx(staged[0])
+    refused(fedsolve("evaluate", out, data, "--layers", "9"), 2, "between 0 and 2")
+
+
 def test_checkpoint_and_model_must_be_two_files(files, tmp_path):
     both = tmp_path / "same"
     result = fedsolve("train", files / "digits.npz", *SMALL, "--checkpoint", both, "--out", both)

@@ -1,14 +1,15 @@
-"""Options are typed, described once, and say where each value came from."""
+"""Options are typed, described once, and say which of them a person wrote."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from fedsolve.cli.options import Options, Source, command, option, required
+from fedsolve.cli.options import Options, command, option, required
 from tests.command import fedsolve
 
 
@@ -19,7 +20,7 @@ class ToyOptions(Options):
     colour: Literal["red", "blue"] | None = option(None, "Which.", none="any")
     loud: bool = option(False, "Whether.")
     round: bool = option(True, "Shape.")
-    tag: tuple[str, ...] = option((), "May be repeated.", metavar="TAG")
+    tag: tuple[str, ...] = option((), "A tag.", metavar="TAG")
 
 
 def taken(words: list[str], config: str | None, tmp_path) -> tuple[ToyOptions, click.testing.Result]:
@@ -37,23 +38,16 @@ def taken(words: list[str], config: str | None, tmp_path) -> tuple[ToyOptions, c
     return (found or [None])[0], result
 
 
-def test_every_value_says_where_it_came_from(tmp_path):
+def test_options_say_which_of_them_a_person_wrote(tmp_path):
     config = '[toy]\nnumber = 4\ntag = ["a", "b"]\ncolour = "red"\n'
     found, _ = taken(["x", "y", "--colour", "blue", "--no-round"], config, tmp_path)
     assert found == ToyOptions(
         names=("x", "y"), number=4, colour="blue", loud=False, round=False, tag=("a", "b")
     )
-    lines = {name: found.source(name) for name in ("number", "tag", "colour", "round", "loud")}
-    assert lines == {
-        "number": Source.FILE,
-        "tag": Source.FILE,
-        "colour": Source.COMMAND_LINE,
-        "round": Source.COMMAND_LINE,
-        "loud": Source.DEFAULT,
-    }
+    assert found.written == {"names", "number", "tag", "colour", "round"}
     assert found.given("number", "loud", "round") == ["--number", "--round"]
-    known = found.from_model(number=9)
-    assert (known.number, known.source("number"), found.number) == (9, Source.MODEL, 4)
+    known = replace(found, number=9)
+    assert (known.number, known.written, found.number) == (9, found.written, 4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedsolve.cli.output import Output, write_text
 from fedsolve.container import read
 from fedsolve.errors import ModelFileError
 from fedsolve.model import load_model
-from fedsolve.network.keyfolder import Keys, require_ciphers
+from fedsolve.network.keyfolder import Keys
 
 
 @click.group(cls=ExamplesGroup)
@@ -38,7 +38,6 @@ def _signer(keys: Keys, name: str | None) -> Any:
     from fedsolve.network.security import load_client_key
     from fedsolve.privacy.primitives import signer
 
-    require_ciphers()
     return signer(load_key(keys.server_key) if name is None else load_client_key(keys, name))
 
 
@@ -50,7 +49,6 @@ def _verifier(keys: Keys) -> Any:
     from fedsolve.privacy.leaving import SERVER
     from fedsolve.privacy.primitives import verifier
 
-    require_ciphers()
     sites = keys.registered.sites() | keys.roster.sites()
     found: dict[str, Any] = {n: serialization.load_pem_public_key(site.pem) for n, site in sites.items()}
     for path in sorted(keys.clients.glob("*.pub")) if keys.clients.exists() else []:
@@ -62,7 +60,7 @@ def _verifier(keys: Keys) -> Any:
 
 class WithdrawOptions(KeyFolderOptions):
     site: str = required(argument=True, metavar="SITE")
-    cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", "SITE")
+    cohort: tuple[str, ...] = option((), "Another site of the training.", "SITE")
     noise: bool = option(False, "Ask for noise: only private runs may go on without this site.")
     out: str | None = option(None, "Where it is written.", "FILE", none="SITE.withdrawal")
 
@@ -73,7 +71,7 @@ def withdraw(options: WithdrawOptions, output: Output) -> None:
     from fedsolve.privacy.leaving import withdrawal
 
     paper = withdrawal(options.site, sorted({*options.cohort, options.site}), options.noise)
-    paper = paper.signed(options.site, _signer(options.key_folder, options.site))
+    paper = paper.signed(options.site, _signer(options.open_keys, options.site))
     out = options.out or f"{options.site}.withdrawal"
     write_text(out, paper.to_text())
     output.result({"written": out}, f"withdrawal of {options.site} written to {out}")
@@ -93,7 +91,7 @@ def accept(options: AcceptOptions, output: Output) -> None:
     if not (Path(options.ledger) / "ledger.jsonl").exists():
         raise ModelFileError(f"{options.ledger} holds no ledger.")
     paper = Paper.from_file(options.paper)
-    site = check_withdrawal(paper, _verifier(options.key_folder))
+    site = check_withdrawal(paper, _verifier(options.open_keys))
     noise = paper.facts["accepts"] == NOISE
     Ledger(Path(options.ledger)).withdraw(site, paper.facts["cohort"], noise)
     more = ", and only private runs (--epsilon) go on without it" if noise else ""
@@ -115,7 +113,7 @@ def make(options: MakeOptions, output: Output) -> None:
 
     leaving = None if options.paper is None else Paper.from_file(options.paper)
     models = [(load_model(path), read(path)) for path in (options.before, options.after)]
-    paper = certified(models, leaving).signed(SERVER, _signer(options.key_folder, None))
+    paper = certified(models, leaving).signed(SERVER, _signer(options.open_keys, None))
     write_text(options.out, paper.to_text())
     output.result({"written": options.out}, f"certificate written to {options.out}")
 
@@ -136,7 +134,7 @@ def sign(options: SignOptions, output: Output) -> None:
     paper = Paper.from_file(options.paper)
     if hashlib.sha256(read(options.model)).hexdigest() != paper.facts.get("after", {}).get("model"):
         raise ModelFileError(f"{options.paper} is of another model than {options.model}.")
-    signed = paper.signed(options.name, _signer(options.key_folder, options.name))
+    signed = paper.signed(options.name, _signer(options.open_keys, options.name))
     write_text(options.paper, signed.to_text())
     output.result({"signed": options.name}, f"signed by {options.name}")
 
@@ -153,6 +151,6 @@ def verify(options: VerifyOptions, output: Output) -> None:
 
     paper = Paper.from_file(options.paper)
     model = None if options.model is None else read(options.model)
-    told = check_certificate(paper, _verifier(options.key_folder), model)
+    told = check_certificate(paper, _verifier(options.open_keys), model)
     words = [f"{side}: {', '.join(told[side]) or 'nobody'}" for side in ("left", "joined")]
     output.result(told, "; ".join([*words, f"signed by {', '.join(told['cohort'])} and the server"]))

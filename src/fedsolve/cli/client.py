@@ -1,4 +1,4 @@
-"""`fedsolve client`: take part in a federation with the data of this site."""
+"""`fedsolve client` and `fedsolve audit`: take part with the data of this site; measure what that tells."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedsolve import registry
 from fedsolve.backends.devices import resolve
 from fedsolve.cli.command import TwoPages
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import LoggedOutput, Output
+from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.output import LoggedOutput, Output, write_text
 from fedsolve.cli.run_options import named_classes
-from fedsolve.cli.site_side import SITE, SiteDataOptions, SiteOptions, answerer, site_rows
-from fedsolve.container import locked
+from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, site_rows
+from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.network.calls import address
-from fedsolve.network.keyfolder import private_folder
+from fedsolve.network.keyfolder import state_folder
 from fedsolve.pages.words import known, megabytes
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
@@ -36,7 +36,6 @@ _USUAL = ("afl", "softmax", "deepafl")
 
 
 class ClientSiteOptions(DeviceOptions, SiteOptions):
-    title = SITE
     server: str = required("The server's address.", "HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
     once: bool = option(False, "End when a run is complete, instead of waiting for more.")
@@ -70,8 +69,7 @@ def client(site: ClientSiteOptions, rows: SiteDataOptions, output: LoggedOutput)
     if site.dry_run:
         _rehearse(site, rows, output)
         return
-    private_folder(state)
-    with locked(state / "lock", f"the state folder {state} is used"):
+    with state_folder(state):
         keep_lines(state / "client.log", "client", output.log)
         document = _take_part(site, rows, output)
     sent = f"{megabytes(document['bytes_sent'])} MB: {', '.join(document['sent']) or 'nothing'}"
@@ -119,12 +117,16 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
     from fedsolve.network import require_network
 
     require_network()
-    connection = _connection(site)
-    made, diary = answerer(site, data, output, device=site.device)
-    from fedsolve.network.node import SiteNode
+    from fedsolve.network import diagnosis
+    from fedsolve.network.node import Connection, SiteNode
 
-    expiry = _expiry(site, output)
-    node = SiteNode(made, connection, tell=output.note, connected=expiry)
+    site.check_keys()
+    keys, connection = site.key_folder, Connection(site.server, insecure=True)
+    if not site.insecure:
+        diagnosis.verify(diagnosis.site_keys(keys, site.name))
+        connection = Connection(site.server, keys.authority, keys.client_key(site.name))
+    made, diary = answerer(site, data, output, device=site.device)
+    node = SiteNode(made, connection, tell=output.note, connected=_expiry(site, output))
     diary.on_over = node.stop if site.once else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,24 +135,6 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
     if diary.barred is not None:
         raise DataError(f"'{site.name}' cannot take part: {diary.barred}")
     return {"name": site.name, "rows": len(made), **diary.summary()}
-
-
-def _connection(site: ClientSiteOptions) -> Any:
-    from fedsolve.network.node import Connection
-
-    if site.insecure:
-        if site.keys is not None:
-            raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
-        if not site.plain:
-            raise click.UsageError(
-                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
-            )
-        return Connection(site.server, insecure=True)
-    from fedsolve.network import diagnosis
-
-    keys = site.key_folder
-    diagnosis.verify(diagnosis.site_keys(keys, site.name))
-    return Connection(site.server, keys.authority, keys.client_key(site.name))
 
 
 def _expiry(site: ClientSiteOptions, output: Output) -> Callable[[Validity | None], None]:
@@ -169,3 +153,40 @@ def _expiry(site: ClientSiteOptions, output: Output) -> Callable[[Validity | Non
                 output.warn(text, certificate=one.name, days=one.days)
 
     return announce
+
+
+class AuditOptions(Options):
+    title = "Audit"
+    epsilon: float | None = option(None, "Also with noise: a private run of this epsilon.", none="no noise")
+    of: str = option("afl", "The private method: afl or softmax.", "NAME")
+    sites: int = option(3, "Sites of a secure sum, all of this one's size.", least=1)
+    seed: int = option(0, "Of canaries and of rows held out.")
+    page: str | None = option(None, "Write a page for people: .html.", "FILE")
+
+
+@command()
+def audit(rows: SiteDataOptions, options: AuditOptions, output: Output) -> None:
+    """Measure what sums over this site's rows would give away, before anything is sent.
+
+    Rank, small classes, leverage, membership by an attack on rows held out, and canaries that bound epsilon
+    from below; for a server that sees this site's sums, the total over sites, or a total with noise.
+
+    # what secure sums hide, and what an epsilon of 1 adds to it
+    fedsolve audit --data rows.npz --epsilon 1 --page audit.html
+    """
+    from fedsolve.closedform.afl import AFL
+    from fedsolve.closedform.private import Private
+    from fedsolve.federation.local import LocalFederation
+    from fedsolve.federation.participant import Participant
+    from fedsolve.pages.templates import render
+    from fedsolve.privacy.attacks import audit as audited
+    from fedsolve.privacy.attacks import told
+
+    check_target(options.page)
+    data, _ = site_rows("site", rows, output)
+    spec = LocalFederation([Participant("site", data)]).describe()
+    private = None if options.epsilon is None else Private(options.of, epsilon=options.epsilon)
+    findings = audited(data, spec, AFL(), private, sites=options.sites, seed=options.seed)
+    if options.page is not None:
+        write_text(options.page, render("audit.html", title="Audit", kind="evaluation", findings=findings))
+    output.result({"findings": [one.as_dict() for one in findings]}, lambda page: click.echo(told(findings)))

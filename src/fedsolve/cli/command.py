@@ -37,6 +37,10 @@ class Option(click.Option):
         self.group = group
         self.more = more
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        hidden = self.more and isinstance(ctx.command, Command) and not ctx.command.shows_all(ctx)
+        return None if hidden else super().get_help_record(ctx)
+
 
 class Explained(click.Command):
     """A command whose help page is its docstring, with examples."""
@@ -58,7 +62,12 @@ class Explained(click.Command):
 
 
 class Command(Explained):
-    """A command with examples before its options, and its options in groups."""
+    """A command with examples before its options, and its options in groups.
+
+    every: what --help-all promises, of a command with a second page that shows more; "" where one shows all.
+    """
+
+    every = ""
 
     def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -68,6 +77,8 @@ class Command(Explained):
             self._add("--config", told, group="Configuration", **reading)
         told = "Show the traceback of an error (also FEDSOLVE_DEBUG=1)."
         self._add("--debug", told, is_flag=True, more=True)
+        if self.every:
+            self._add("--help-all", self.every, is_flag=True, is_eager=True, callback=_show_all)
 
     def _add(self, name: str, told: str, group: str = LAST, **settings: Any) -> None:
         self.params.append(Option([name], group=group, expose_value=False, help=told, **settings))
@@ -81,16 +92,20 @@ class Command(Explained):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
-        self.write_examples(formatter)
+        everything = self.shows_all(ctx)
+        self.write_examples(formatter, None if everything else SHORT_EXAMPLES)
+        if everything and self.details:
+            with formatter.section("Details"):
+                formatter.write_text(self.details)
 
-    def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
-        return isinstance(param, click.Option)
+    def shows_all(self, ctx: click.Context) -> bool:
+        return not self.every or ALL in ctx.meta
 
     def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and self.shown(ctx, param):
+            if record is not None:
                 groups.setdefault(getattr(param, "group", LAST), []).append(record)
         return groups
 
@@ -106,21 +121,6 @@ class TwoPages(Command):
 
     every = "Show every option."
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._add("--help-all", self.every, is_flag=True, is_eager=True, callback=_show_all)
-
-    def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
-        return super().shown(ctx, param) and bool(ctx.meta.get(ALL) or not getattr(param, "more", False))
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        everything = bool(ctx.meta.get(ALL))
-        click.Command.format_help_text(self, ctx, formatter)
-        self.write_examples(formatter, None if everything else SHORT_EXAMPLES)
-        if everything and self.details:
-            with formatter.section("Details"):
-                formatter.write_text(self.details)
-
 
 def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
@@ -130,9 +130,12 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 class ExamplesGroup(Explained, click.Group):
-    """A group of commands whose help page ends with examples."""
+    """A group of commands whose help page ends with examples: its own, or the first of every command."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.examples:
+            commands = (one for one in self.commands.values() if isinstance(one, Explained))
+            self.examples = [example for one in commands for example in one.examples[:1]]
         self.write_examples(formatter)
 
 

@@ -35,9 +35,7 @@ class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions
     server: str | None = option(None, "A site: where its server is.", "HOST:PORT", group=_ROLE)
     name: str | None = option(None, "A site: its name, which is its key's.", "NAME", group=_ROLE)
     listen: str | None = option(None, "The server: where it listens.", "HOST:PORT", group=_ROLE)
-    hosts: tuple[str, ...] = option(
-        (), "The server: a name of it. May be repeated.", "HOST", flag="--host", group=_ROLE
-    )
+    hosts: tuple[str, ...] = option((), "The server: a name of it.", "HOST", flag="--host", group=_ROLE)
     insecure: bool = option(False, "A federation without TLS and keys.", group=_ROLE)
     state: str | None = option(None, "The server: its folder of state.", "DIR", group=_ROLE)
     data: str | None = option(None, "File or address to be read, as for 'client'.", "DATA")

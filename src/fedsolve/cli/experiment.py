@@ -17,7 +17,7 @@ from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Interrupted, Output, table, write_text
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.data.targets import check_target
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import EXTRA
 from fedsolve.experiments.checks import Check, checks_of
 from fedsolve.experiments.config import Experiment
@@ -39,10 +39,6 @@ def experiment() -> None:
 
     An experiment file (TOML) names datasets, partitions, methods with parameters and grids, and seeds.
     Every finished cell is one line of RUNS/NAME/cells.jsonl; running a file again runs only what is missing.
-
-    # every family of experiments at a small size, offline, then the tables
-    fedsolve experiment run small
-    fedsolve experiment table runs/small-*
     """
 
 
@@ -96,7 +92,8 @@ def run(options: ExperimentOptions, output: Output) -> int:
     name = experiments[0].name
     with watched_page(name, output, "experiment") if options.watch else nullcontext() as page:
         for one in experiments:
-            summaries.append(Summary(Path(options.runs) / one.name, len(one.cells())))
+            summary = Summary(Path(options.runs) / one.name, len(one.cells()))
+            summaries.append(summary)
             if page is not None:
                 page.entitle(one.name)
             try:
@@ -109,15 +106,16 @@ def run(options: ExperimentOptions, output: Output) -> int:
                         workers=options.workers,
                         progress=progress,
                         follow=tracked if page is None else [*tracked, page],
-                        summary=summaries[-1],
+                        summary=summary,
                     )
             except KeyboardInterrupt as stop:
-                last = summaries[-1]
-                raise Interrupted(
-                    f"interrupted; {last.found + last.ran} of {last.total} cells of {last.folder} are "
-                    "finished and kept. Run the same command to continue."
-                ) from stop
-            output.note(_told(summaries[-1]))
+                done = f"{summary.found + summary.ran} of {summary.total} cells of {summary.folder}"
+                told = f"interrupted; {done} are finished and kept. Run the same command to continue."
+                raise Interrupted(told) from stop
+            parts = [f"{summary.ran} cells run in {duration(summary.seconds)}"]
+            parts += [f"{summary.found} were there"] * bool(summary.found)
+            parts += [f"{summary.damaged} unreadable lines set aside"] * bool(summary.damaged)
+            output.note(f"{summary.folder}: {', '.join(parts)}.")
         if page is not None:
             page.complete()
     _tell_left_out(output, summaries)
@@ -175,8 +173,8 @@ def table_(options: TablesOptions, output: Output) -> None:
     out = options.out
     check_target(out, *options.runs)
     tables = []
-    for folder, one in [(folder, load_run(folder)) for folder in options.runs]:
-        if not (made := tables_of(one)):
+    for folder in options.runs:
+        if not (made := tables_of(load_run(folder))):
             output.note(f"{folder} has no finished cells yet.")
         tables += made
     text = "\n".join(each.to_latex() if options.style == "latex" else each.to_markdown() for each in tables)
@@ -220,9 +218,7 @@ def _entry(one: Experiment, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(
-    output: Output, title: str, page: StatusPage | None = None
-) -> Iterator[Callable[[CellProgress], None]]:
+def _bar(output: Output, title: str, page: StatusPage | None) -> Iterator[Callable[[CellProgress], None]]:
     with output.bar(title, "cell") as advance:
 
         def tell(progress: CellProgress) -> None:
@@ -234,15 +230,6 @@ def _bar(
             advance(progress.done, progress.total, f"{left}{progress.cell}{remark}")
 
         yield tell
-
-
-def _told(summary: Summary) -> str:
-    parts = [f"{summary.ran} cells run in {duration(summary.seconds)}"]
-    if summary.found:
-        parts.append(f"{summary.found} were there")
-    if summary.damaged:
-        parts.append(f"{summary.damaged} unreadable lines set aside")
-    return f"{summary.folder}: {', '.join(parts)}."
 
 
 def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
@@ -328,14 +315,11 @@ def figures(options: FigureOptions, output: Output) -> None:
     fedsolve experiment figures runs/* --format pdf --out figures
     """
     from fedsolve.experiments.run_figures import write_figures
-    from fedsolve.pages.plots import FORMATS
 
-    out, folder = options.out, Path(options.out)
-    if folder.exists() and not folder.is_dir():
-        raise ModelFileError(f"cannot write figures to {out}: it is a file. Name a folder.")
-    chosen = next(known for known in FORMATS if known == options.form)
-    written = write_figures(run_folders(options.runs), folder, chosen)
-    output.result({"files": written, "out": out}, f"{counted(len(written), 'figure')} in {folder}")
+    check_target(f"{options.out}/figure")
+    written = write_figures(run_folders(options.runs), Path(options.out), options.form)
+    told = f"{counted(len(written), 'figure')} in {options.out}"
+    output.result({"files": written, "out": options.out}, told)
 
 
 def run_folders(named: tuple[str, ...]) -> list[Path]:

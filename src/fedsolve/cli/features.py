@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from rich.console import Console
 from fedsolve import container
 from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.options import Options, command, option, rare, required
-from fedsolve.cli.output import Interrupted, Output, facts, table
+from fedsolve.cli.output import Interrupted, Output, fact_grid, table
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from fedsolve.data.datasets import Dataset, load_dataset
@@ -33,19 +32,10 @@ def features() -> None:
 
     Features are stored under a key made of the rows, the labels, the backbone and its preprocessing:
     equal features are never computed twice, and none are out of date.
-
-    # your own images, a folder for each class, through EfficientNet-Lite0
-    fedsolve features build folder:./images
-    # list what is stored, check it, and remove what is not needed
-    fedsolve features list
-    fedsolve features verify
-    fedsolve features remove 3fa4c1
     """
 
 
 class DatasetOptions(Options):
-    """Where the files of datasets are."""
-
     title = "The data"
     root: str | None = rare(
         None, "Folder with the files of named datasets.", "DIR", flag="--data-root", none="FEDSOLVE_DATA"
@@ -53,8 +43,6 @@ class DatasetOptions(Options):
 
 
 class StoreOptions(Options):
-    """Where features are kept."""
-
     title = "The store"
     store: str | None = rare(
         None, "Folder of features.", "DIR", none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features"
@@ -87,13 +75,15 @@ def built(
                 dataset, network, batch=batch, progress=advance, address=backbone
             )
     except KeyboardInterrupt as stop:
-        raise Interrupted(_stopped(told)) from stop
+        said = "interrupted before the first row; run the same command to start again."
+        if told:
+            done = f"{told[-1].done:,} of {told[-1].total:,} rows are done"
+            said = f"interrupted; {done}. Run the same command to go on."
+        raise Interrupted(said) from stop
     return found, told[-1] if told else None
 
 
 class BuildOptions(DatasetOptions):
-    """Which images or texts, and how they become features."""
-
     address: str = required(argument=True)
     limit_train: int | None = option(
         None, "Use at most so many training rows, every class in its proportion.", "N", least=1
@@ -149,8 +139,7 @@ def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
             f"{address} holds features already, which need no backbone. Use it as it is: 'fedsolve train'. "
             "Texts are named by their column: --text-column NAME."
         )
-    if wanted.limit_train is not None or wanted.limit_test is not None:
-        dataset = dataset.limited(wanted.limit_train, wanted.limit_test)
+    dataset = dataset.limited(wanted.limit_train, wanted.limit_test)
     found, work = built(output, dataset, backbone, held.store, wanted.batch)
     document = {
         "key": found.key,
@@ -201,8 +190,6 @@ def list_features(options: StoreOptions, output: Output) -> None:
 
 
 class KeyOptions(StoreOptions):
-    """Which sets of features."""
-
     keys: tuple[str, ...] = option((), argument=True, metavar="[KEY]...")
 
 
@@ -234,8 +221,6 @@ def verify(options: KeyOptions, output: Output) -> None:
 
 
 class RemoveOptions(KeyOptions):
-    """Which sets of features go."""
-
     partial: bool = option(False, "All sets whose extraction did not finish.")
     everything: bool = option(False, "All sets.", flag="--all")
 
@@ -267,13 +252,6 @@ def remove(options: RemoveOptions, output: Output) -> None:
 def _pace(progress: ExtractionProgress) -> str:
     left = known(progress.remaining, lambda seconds: f", {duration(seconds)} left")
     return f"{progress.rate:,.0f} rows/s{left}"
-
-
-def _stopped(told: Sequence[ExtractionProgress]) -> str:
-    if not told:
-        return "interrupted before the first row; run the same command to start again."
-    done = f"{told[-1].done:,} of {told[-1].total:,} rows are done"
-    return f"interrupted; {done}. Run the same command to go on."
 
 
 def _built_lines(found: Features, told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -332,7 +310,7 @@ def datasets(output: Output) -> None:
         for dataset in every:
             page.print(f"[bold]{dataset.name}[/bold]")
             lines = (("  what", dataset.title), ("  files", dataset.files), ("  from", dataset.source))
-            facts(page, lines)
+            page.print(fact_grid(lines))
             page.print()
 
     told = [

@@ -15,12 +15,11 @@ from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.options import command, option, required
 from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import RunOptions
-from fedsolve.cli.server import ExchangeNotes, federated, run_document, run_lines, secured
-from fedsolve.cli.site_side import SITE, SiteDataOptions, SiteOptions, answerer
-from fedsolve.container import locked
+from fedsolve.cli.server import exchange_notes, federated, run_document, run_lines, secured
+from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
-from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
+from fedsolve.network.keyfolder import Keys, state_folder
 
 if TYPE_CHECKING:
     from fedsolve.federation.recipe import Recipe
@@ -28,17 +27,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=ExamplesGroup)
 def files() -> None:
-    """Train without a network: messages are signed files, carried by mail, a shared folder or a stick.
-
-    # at the server: the next request, or the model
-    fedsolve files ask --method afl --state run
-    # at a site: its answer
-    fedsolve files answer request-1-3fa41c02.fsq --name north --data patients.csv
-    """
+    """Train without a network: messages are signed files, carried by mail, a shared folder or a stick."""
 
 
 class AskOptions(RunOptions):
-    title = "The run"
     answers: tuple[str, ...] = option((), argument=True, metavar="[ANSWER.fst]...")
     state: str = option("fedsolve-files")
 
@@ -68,12 +60,10 @@ def ask(options: AskOptions, output: Output) -> None:
     recipe = options.recipe(options.chosen(output), options.rows)
     for written in (options.out, options.schema_out):
         check_target(written, *options.answers)
-    require_ciphers()
-    folder, keys = Path(options.state), options.key_folder
+    folder, keys = Path(options.state), options.open_keys
     options.check(recipe, len(keys.registered.sites()))
     started = time.perf_counter()
-    private_folder(folder)
-    with locked(folder / "lock", f"the state folder {folder} is used"):
+    with state_folder(folder):
         document = _go_on(options, output, recipe, folder, keys)
     document["seconds"] = time.perf_counter() - started
     shown = run_lines if document["status"] == "complete" else _waiting_lines
@@ -100,7 +90,7 @@ def _go_on(
             federation = federated(options, output, link, sites, state, patience=0.0)
             federation.agreement.run = link.run
             engine = federation if options.plain else secured(options, federation, state, lasting=True)
-            model = run_method(recipe, engine, state, [ExchangeNotes(output)])
+            model = run_method(recipe, engine, state, exchange_notes(output))
     except Awaited as waiting:
         requests = [
             {"file": str(path), "bytes": path.stat().st_size, "waiting_for": list(names)}
@@ -121,7 +111,6 @@ def _waiting_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 class AnswerOptions(SiteOptions):
-    title = SITE
     request_file: str = required(argument=True, metavar="REQUEST.fsq")
     out: str | None = option(None, "The answer.", "FILE", none="NAME.fst")
 
@@ -140,9 +129,7 @@ def answer(site: AnswerOptions, rows: SiteDataOptions, output: Output) -> None:
     """
     out = site.out or f"{site.name}.fst"
     check_target(out, site.request_file, rows.data, root=rows.root)
-    require_ciphers()
-    private_folder(site.folder)
-    with locked(site.folder / "lock", f"the state folder {site.folder} is used"):
+    with state_folder(site.folder):
         document = _answer(site, rows, output, Path(out))
     lines = [
         ("site", document["name"]),
@@ -158,7 +145,7 @@ def _answer(site: AnswerOptions, rows: SiteDataOptions, output: Output, out: Pat
     from fedsolve.network.file_link import Envelope, open_request
     from fedsolve.network.security import load_client_key
 
-    name, keys, state = site.name, site.key_folder, site.folder
+    name, keys, state = site.name, site.open_keys, site.folder
     diagnosis.verify(diagnosis.site_keys(keys, name))
     path = Path(site.request_file)
     request = open_request(path, keys.authority)

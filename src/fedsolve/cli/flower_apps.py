@@ -28,11 +28,10 @@ from flwr.serverapp import ServerApp
 from fedsolve.cli.options import command
 from fedsolve.cli.output import LoggedOutput
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer
-from fedsolve.container import locked
 from fedsolve.errors import DataError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.flower import GridLink, record, unpack
-from fedsolve.network.keyfolder import private_folder
+from fedsolve.network.keyfolder import state_folder
 from fedsolve.network.proposing import Proposing
 
 server = ServerApp()
@@ -90,11 +89,8 @@ def main(grid: Any, context: Any) -> None:
 @command("client", config=True)
 def site_of(site: SiteOptions, rows: SiteDataOptions, output: LoggedOutput) -> Answerer | Proposing:
     """What answers for the site that a file describes."""
-    private_folder(site.folder)
-    used = f"the state folder {site.folder} is used"
-    _until_the_end.enter_context(locked(site.folder / "lock", used, WAIT))
-    made: Answerer | Proposing = answerer(site, rows, output, state=site.folder)[0]
-    return made
+    _until_the_end.enter_context(state_folder(site.folder, WAIT))
+    return answerer(site, rows, output, state=site.folder)[0]
 
 
 @cache

@@ -10,7 +10,7 @@ from rich.console import Console
 from fedsolve.cli.command import LAST
 from fedsolve.cli.model_options import ModelOptions
 from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import Output, facts, write_text
+from fedsolve.cli.output import Output, fact_grid, write_text
 from fedsolve.data.targets import check_target
 from fedsolve.export import OPSET, PRECISIONS, write_onnx
 from fedsolve.federation.card import card
@@ -62,7 +62,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         if number:
             page.print()
         page.print(title, style="bold underline")
-        facts(page, told_of)
+        page.print(fact_grid(told_of))
 
 
 class ExportOptions(ModelOptions):

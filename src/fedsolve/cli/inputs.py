@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,16 +27,13 @@ READING = "Reading the data"
 
 
 class DialectOptions(Options):
-    title = READING
     delimiter: str = rare("auto", "csv: what separates cells; 'tab', or 'auto' to guess.", "CHAR")
     decimal: str = rare("auto", "csv: before fractions; auto: by which most cells are numbers.", "SIGN")
     thousands: str = rare("auto", "csv: between groups of three digits; '' for none.", "SIGN")
     encoding: str = rare("utf-8", "csv: of its text.", "NAME")
 
     def dialect(self) -> Dialect:
-        return Dialect(
-            delimiter=self.delimiter, decimal=self.decimal, thousands=self.thousands, encoding=self.encoding
-        )
+        return Dialect(**self.values(DialectOptions))
 
 
 class TableOptions(DialectOptions):
@@ -53,14 +49,12 @@ class TableOptions(DialectOptions):
     labels: str | None = option(
         None, "Columns of several labels a row, each 0 or 1.", "A,B", none="one label"
     )
-    drop: tuple[str, ...] = rare((), "csv, parquet: column to leave out. May be repeated.", "NAME|INDEX")
+    drop: tuple[str, ...] = rare((), "csv, parquet: column to leave out.", "NAME|INDEX")
     header: bool = rare(True, "csv: whether line 1 has names.")
 
     def layout(self, client: str | None = None) -> ColumnLayout:
         """The layout that these options describe; client: the column that names owners."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(TableOptions)}
-        del values["sources"]
-        return ColumnLayout(client=client, **values)
+        return ColumnLayout(client=client, **self.values(TableOptions))
 
 
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
@@ -100,11 +94,6 @@ class Division:
         return LocalFederation.from_arrays(
             data.features, data.labels, owners, self.clients, sample_weight=data.weights, **settings
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        if self.kind is None:
-            return {"kind": "named"}
-        return {"kind": self.kind, **self.options, "seed": self.seed}
 
 
 class ClientOptions(Options):

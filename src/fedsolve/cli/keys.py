@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fedsolve.cli.command import Command, ExamplesGroup
+from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.options import Options, command, option, required
-from fedsolve.cli.output import Output, facts, table
+from fedsolve.cli.output import Output, fact_grid, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, Site, require_ciphers
 
@@ -26,24 +26,7 @@ def keys() -> None:
 
     The server has a certificate, signed by an authority of its own, by which sites know it. Each site has a
     key pair, by which the server knows the site. Private keys (*.key) stay where they were made.
-
-    # at the server: an authority, and a certificate for the names that sites will use
-    fedsolve keys init --host fedsolve.hospital.example --host 10.0.0.5
-    # at a site: its key pair, of which north.pub goes to the server
-    fedsolve keys client north
-    # at the server: let the site in
-    fedsolve keys register north.pub
-    # at a site: know the other sites, for secure sums
-    fedsolve keys roster south.pub west.pub
     """
-
-
-class _KeysCommand(Command):
-    """A command that needs a library of ciphers to run, but not to show its help."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        require_ciphers()
-        return super().invoke(ctx)
 
 
 class KeyFolderOptions(Options):
@@ -53,6 +36,26 @@ class KeyFolderOptions(Options):
     @property
     def key_folder(self) -> Keys:
         return Keys(self.keys or os.environ.get("FEDSOLVE_KEYS") or "keys")
+
+    @property
+    def open_keys(self) -> Keys:
+        """The same, where there is a library of ciphers to work with keys."""
+        require_ciphers()
+        return self.key_folder
+
+
+class TakingPartOptions(KeyFolderOptions):
+    insecure: bool = False
+    plain: bool = False
+
+    def check_keys(self) -> None:
+        """Refuse what needs keys where there are none."""
+        if self.insecure and self.keys is not None:
+            raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
+        if self.insecure and not self.plain:
+            raise click.UsageError(
+                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
+            )
 
 
 class ServerKeyOptions(KeyFolderOptions):
@@ -64,7 +67,7 @@ class ServerKeyOptions(KeyFolderOptions):
         group=_SERVER,
     )
     hosts: tuple[str, ...] = option(
-        (), "Its name for sites. May be repeated.", "HOST", flag="--host", none="as before", group=_SERVER
+        (), "Its name for sites.", "HOST", flag="--host", none="as before", group=_SERVER
     )
 
 
@@ -76,7 +79,7 @@ class SiteNameOptions(KeyFolderOptions):
     name: str = required(argument=True)
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def init(options: NewServerOptions, output: Output) -> None:
     """Make a certificate authority and the server's certificate.
 
@@ -86,12 +89,12 @@ def init(options: NewServerOptions, output: Output) -> None:
     # at the server: an authority, and a certificate for the names that sites will use
     fedsolve keys init --host fedsolve.hospital.example --host 10.0.0.5
     """
-    held = options.key_folder
+    held = options.open_keys
     certificates.create_authority(held, options.hosts, options.days)
     _tell_server(output, held, "Send ca.crt to every site; compare its fingerprint by telephone.")
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def renew(options: ServerKeyOptions, output: Output) -> None:
     """Make a new certificate for the server, by the same authority.
 
@@ -102,12 +105,12 @@ def renew(options: ServerKeyOptions, output: Output) -> None:
     # the server has moved
     fedsolve keys renew --host new.hospital.example
     """
-    held = options.key_folder
+    held = options.open_keys
     certificates.renew_server(held, options.hosts, options.days)
     _tell_server(output, held, "Start the server again; sites need nothing new.")
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def client(options: SiteNameOptions, output: Output) -> None:
     """Make the key pair of the site NAME.
 
@@ -117,7 +120,7 @@ def client(options: SiteNameOptions, output: Output) -> None:
     # at a site: its key pair, of which north.pub goes to the server
     fedsolve keys client north
     """
-    held, name = options.key_folder, options.name
+    held, name = options.open_keys, options.name
     site = security.create_client(held, name)
     public = held.client_public_key(name)
     document = {"site": name, "private_key": held.client_key(name), "public_key": public}
@@ -135,7 +138,7 @@ class RegisterOptions(KeyFolderOptions):
     name: str | None = option(None, "Name of the site.", "NAME", none="as in the file")
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def register(options: RegisterOptions, output: Output) -> None:
     """Let sites take part, by the public keys they sent.
 
@@ -148,11 +151,11 @@ def register(options: RegisterOptions, output: Output) -> None:
     """
     if options.name is not None and len(options.files) > 1:
         raise click.UsageError("--name is for one file")
-    sites = [options.key_folder.registered.add(file, options.name) for file in options.files]
+    sites = [options.open_keys.registered.add(file, options.name) for file in options.files]
     output.result({"registered": _listed(sites)}, [(site.name, site.fingerprint) for site in sites])
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def remove(options: SiteNameOptions, output: Output) -> None:
     """Take a site off the list of those that may take part.
 
@@ -161,7 +164,7 @@ def remove(options: SiteNameOptions, output: Output) -> None:
     # the site takes no further part
     fedsolve keys remove north
     """
-    name, site = options.name, options.key_folder.registered.remove(options.name)
+    name, site = options.name, options.open_keys.registered.remove(options.name)
     told = f"{name} ({site.fingerprint}) may take no further part."
     output.result({"removed": name, "fingerprint": site.fingerprint}, told)
 
@@ -171,7 +174,7 @@ class RosterOptions(KeyFolderOptions):
     gone: tuple[str, ...] = option((), "Take this site off.", "NAME", flag="--remove")
 
 
-@command(group=keys, cls=_KeysCommand)
+@command(group=keys)
 def roster(options: RosterOptions, output: Output) -> None:
     """At a site: list the other sites that it knows, by the public keys they sent.
 
@@ -184,7 +187,7 @@ def roster(options: RosterOptions, output: Output) -> None:
     # a site has a new key
     fedsolve keys roster --remove south
     """
-    held = options.key_folder
+    held = options.open_keys
     for name in options.gone:
         held.roster.remove(name)
     for file in options.files:
@@ -197,7 +200,7 @@ def roster(options: RosterOptions, output: Output) -> None:
     output.result({"roster": held.roster.path, "sites": _listed(sites)}, show)
 
 
-@command("list", group=keys, cls=_KeysCommand)
+@command("list", group=keys)
 def list_keys(options: KeyFolderOptions, output: Output) -> None:
     """List what the folder holds: certificates with their dates, registered sites, private keys of sites.
 
@@ -207,7 +210,7 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     # certificates, registered sites and keys of this folder
     fedsolve keys list
     """
-    held = options.key_folder
+    held = options.open_keys
     certificates.load_certificate(held.authority)
     sites = list(held.registered.sites().values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
@@ -216,7 +219,7 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     document |= {"sites": _listed(sites), "keys": _listed(own), "roster": _listed(others)}
 
     def show(page: Console) -> None:
-        facts(page, lines)
+        page.print(fact_grid(lines))
         if held.server_certificate.exists():
             if (text := certificates.of_server(held).announced) is not None:
                 page.print(text)

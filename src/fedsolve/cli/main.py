@@ -1,8 +1,7 @@
 """The `fedsolve` command: its group, its errors and its exit codes.
 
-Exit codes: 0 success; 2 usage and data; 3 participants and network; 4 files; 5 a run that diverged or a model
-with NaN; 130 interrupted; 1 anything unforeseen. An error is one line on stderr, `error: ...`. With --json
-stdout still holds exactly one document: {"error": {"kind": ..., "message": ..., "exit_code": ...}}.
+An error is one line on stderr, `error: ...`, and an exit code. With --json stdout still holds exactly one
+document: {"error": {"kind": ..., "message": ..., "exit_code": ...}}.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ import click
 
 from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.output import Interrupted, warnings_told
-from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
+from fedsolve.errors import DivergenceError, FedsolveError
 from fedsolve.pages.words import harmless, one_line
 from fedsolve.version import __version__
 from fedsolve.watching.log_lines import logging_lines, say
 
-_OWN = "demo methods train personalise predict info features experiment audit "
+_OWN = "demo methods train personalise predict info features experiment "
 _OWN += "server client keys certificate doctor"
 _STATISTICS = "describe glm cox survival mixed release fit"
 COMMANDS = {name: name for name in _OWN.split()}
 COMMANDS |= {name: f"{name}_command" for name in ("schema", "status", "files")}
-COMMANDS |= {"evaluate": "predict", "export": "info", "datasets": "features", "report": "experiment"}
+COMMANDS |= {"evaluate": "predict", "export": "info", "datasets": "features"}
+COMMANDS |= {"report": "experiment", "audit": "client"}
 COMMANDS |= dict.fromkeys(_STATISTICS.split(), "statistics_commands")
 """In which module of this package a command is; it is imported when the command is given."""
 
@@ -66,7 +66,7 @@ class CommandGroup(ExamplesGroup):
         super().format_epilog(ctx, formatter)
         with formatter.section("Exit codes"):
             codes = (
-                ("1", "checked, and outside the paper's interval"),
+                ("1", "checked, and outside the paper's interval; anything unforeseen"),
                 ("2", "usage or data"),
                 ("3", "participants or network"),
                 ("4", "files"),
@@ -101,12 +101,8 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
     cause: BaseException | None = problem
     while cause is not None and not isinstance(cause, DivergenceError):
         cause = cause.__cause__
-    if cause is not None:
-        return "diverged", 5, message
-    if isinstance(problem, CohortError | TermError):
-        return "participants", 3, message
-    if isinstance(problem, FedsolveError):
-        return ("file", 4, message) if isinstance(problem, ModelFileError) else ("data", 2, message)
+    if isinstance(known := cause or problem, FedsolveError):
+        return known.kind, known.exit_code, message
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
         return "file", 4, f"{where}{problem.strerror or problem}."

@@ -7,15 +7,9 @@ from typing import Any, Literal
 
 import click
 
-import fedsolve.closedform.auto
-import fedsolve.closedform.cascade
-import fedsolve.closedform.kernel_afl
-import fedsolve.closedform.private
-import fedsolve.closedform.softmax
-import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
-from fedsolve.cli.command import ALL, TwoPages, config_table
-from fedsolve.cli.options import METHOD, DescribedOption, Options, Source, focus, option, rare, source_of
+from fedsolve.cli.command import ALL, Command, TwoPages, config_table
+from fedsolve.cli.options import METHOD, DescribedOption, Options, focus, is_written, option, rare
 from fedsolve.cli.output import Output
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.method import Method
@@ -35,7 +29,7 @@ BY_GRADIENT = "Training by gradient"
 _BY_ROWS = {"width"}
 _OPTIONS = "fedsolve.method_options"
 _IMPLIED = "fedsolve.implied_by"
-_PREFIX = "parameter_"
+PREFIX = "parameter_"
 """Before the name of a method's parameter where it stands among the values of a command."""
 
 
@@ -56,7 +50,6 @@ _KEYS = [key for key in method_keys() if not is_gradient(key) and key not in (PR
 class MethodOptions(Options):
     """Which method is trained; `chosen` has the parameters too, which are options of the command."""
 
-    title = "Training"
     method: str = option(DEFAULT_METHOD, f"{', '.join(_KEYS)}, ...", "NAME")
     preset: Literal["paper"] | None = option(
         None, "paper: the paper's settings.", "paper", none="chosen on rows held out"
@@ -79,8 +72,7 @@ class MethodOptions(Options):
         """
         ctx = click.get_current_context()
         kind, given = registry.method_class(focus(ctx)), given_parameters()
-        named = source_of(ctx, "method") is not Source.DEFAULT
-        if focus(ctx) == PRIVATE and named and self.method != PRIVATE:
+        if focus(ctx) == PRIVATE and is_written(ctx, "method") and self.method != PRIVATE:
             given = {"of": self.method, **given}
         if flag := ctx.meta.get(_IMPLIED):
             output.note(
@@ -95,22 +87,22 @@ class MethodOptions(Options):
         made: Method[Any] = build(kind, given)
         return made
 
-    def calibrates(self, method: Method[Any]) -> bool:
-        """Whether probabilities are calibrated where the options do not say: a choice has held rows out."""
-        return method.chooses
+    def recipe(self, method: Method[Any], schema: Schema | None, usual: bool | None = None) -> Recipe[Any]:
+        """The method with what these options say of its rows and classes.
 
-    def recipe(self, method: Method[Any], schema: Schema | None) -> Recipe[Any]:
-        """The method with what these options say of its rows and classes."""
-        calibrate = self.calibrates(method) if self.calibrate is None else self.calibrate
+        usual: whether probabilities are calibrated where no option says; None: where a choice holds rows out.
+        """
+        usual = method.chooses if usual is None else usual
+        calibrate = usual if self.calibrate is None else self.calibrate
         return Recipe(method, schema, class_weight=self.class_weight, calibrate=calibrate)
 
 
 def given_parameters() -> dict[str, Any]:
     """The parameters of the method that a command line, or its file, gives."""
     ctx = click.get_current_context()
-    names = [name for name in ctx.params if name.startswith(_PREFIX)]
-    given = [name for name in names if source_of(ctx, name) is not Source.DEFAULT]
-    return {name.removeprefix(_PREFIX): ctx.params[name] for name in given}
+    names = [name for name in ctx.params if name.startswith(PREFIX)]
+    given = [name for name in names if is_written(ctx, name)]
+    return {name.removeprefix(PREFIX): ctx.params[name] for name in given}
 
 
 def groups(key: str) -> dict[str, list[Description]]:
@@ -148,13 +140,26 @@ def parameter_options(title: str, descriptions: Iterable[Description]) -> list[D
     made: list[DescribedOption] = []
     listed: set[tuple[Any, ...]] = set()
     for each in descriptions:
-        name, is_listed = f"{_PREFIX}{each.name}", each.choices not in listed
+        name, is_listed = f"{PREFIX}{each.name}", each.choices not in listed
         made.append(DescribedOption(each, title, listed=is_listed, name=name, default=None))
         listed.add(each.choices)
     return made
 
 
-class MethodCommand(TwoPages):
+class ParameterCommand(Command):
+    """A command that asks a method, whose parameters are options of the command."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if _OPTIONS not in ctx.meta:
+            ctx.meta[_OPTIONS] = self.method_options(focus(ctx))
+        *own, helping = super().get_params(ctx)
+        return [*own, *ctx.meta[_OPTIONS], helping]
+
+    def method_options(self, key: str) -> list[DescribedOption]:
+        return [each for title, some in groups(key).items() for each in parameter_options(title, some)]
+
+
+class MethodCommand(ParameterCommand, TwoPages):
     """A command that trains: parameters of the method it names are options of it, on both help pages."""
 
     every = "Show every option, and the parameters of every method."
@@ -175,7 +180,6 @@ class MethodCommand(TwoPages):
         own = described(registry.method_class(focus(ctx)))
         if ("--epsilon" in words or "epsilon" in table) and "epsilon" not in own:
             ctx.meta[METHOD] = PRIVATE
-        registry.method_class(focus(ctx))
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as problem:
@@ -191,23 +195,17 @@ class MethodCommand(TwoPages):
             ctx.meta[_IMPLIED] = given[0]
         return _DEEP if given else self.unnamed
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if _OPTIONS not in ctx.meta:
-            ctx.meta[_OPTIONS] = self._method_options(focus(ctx))
-        *own, helping = super().get_params(ctx)
-        return [*own, *ctx.meta[_OPTIONS], helping]
-
     def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         titles = super().help_groups(ctx)
-        if ctx.meta.get(ALL):
+        if ALL in ctx.meta:
             for title, descriptions in all_groups().items():
                 records = (each.get_help_record(ctx) for each in parameter_options(title, descriptions))
                 titles.setdefault(title, [record for record in records if record is not None])
         return titles
 
-    def _method_options(self, key: str) -> list[DescribedOption]:
+    def method_options(self, key: str) -> list[DescribedOption]:
         taken = {name for param in self.params for name in param.opts}
-        made = [each for title, group in groups(key).items() for each in parameter_options(title, group)]
+        made = super().method_options(key)
         for each in made:
             for name in taken.intersection(each.opts):
                 raise DataError(

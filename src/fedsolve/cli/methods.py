@@ -12,7 +12,7 @@ from rich.console import Console
 from fedsolve import registry
 from fedsolve.cli.method_options import all_groups, is_gradient, method_keys
 from fedsolve.cli.options import Options, command, option
-from fedsolve.cli.output import Output, facts
+from fedsolve.cli.output import Output, fact_grid
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import EXTRA
 from fedsolve.parameters import Description
@@ -62,7 +62,7 @@ def methods(options: ListOptions, output: Output) -> None:
     def show(page: Console) -> None:
         for told in known:
             page.print(f"[bold]{told['key']}[/bold]  {told['title']}")
-            facts(page, _lines(told))
+            page.print(fact_grid(_lines(told)))
             page.print()
         if family != "gradient":
             page.print("T layers, d features per layer, C classes.", style="dim")
@@ -74,14 +74,13 @@ def methods(options: ListOptions, output: Output) -> None:
 
 def described(key: str) -> dict[str, Any]:
     """What a user wants to know of a method before choosing it, as JSON can hold it."""
-    info = next(info for info in registry.methods() if info.key == key)
     method: Any = registry.method_class(key)
     gradient, takes_feedback = is_gradient(key), False
     if gradient:  # by the method's own checks
         with suppress(DataError):
             method(network="mlp", feedback="lowest")
             takes_feedback = True
-    return info.as_dict() | {
+    return registry.info(key).as_dict() | {
         "family": "gradient" if gradient else "closed-form",
         "feedback_alignment": takes_feedback,
         "keeps_state": gradient and method.keeps_state,

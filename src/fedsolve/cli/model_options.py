@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from fedsolve.arrays import Array
 from fedsolve.cli.options import Options, option, rare, required
 from fedsolve.errors import DataError
 from fedsolve.model import Model, load_model
@@ -13,11 +12,9 @@ from fedsolve.registry import allowing
 
 class AllowOptions(Options):
     networks: tuple[str, ...] = option(
-        (), "Function that may make a network. May be repeated.", "P.M:F", flag="--allow-network"
+        (), "Function that may make a network.", "P.M:F", flag="--allow-network"
     )
-    methods: tuple[str, ...] = option(
-        (), "Method from outside that may run. May be repeated.", "P.M:C", flag="--allow-method"
-    )
+    methods: tuple[str, ...] = option((), "Method from outside that may run.", "P.M:C", flag="--allow-method")
 
 
 class DeviceOptions(Options):
@@ -40,9 +37,3 @@ class ModelOptions(AllowOptions):
             raise DataError(f"{self.model} holds a result and predicts nothing; read it: fedsolve info.")
         model.check_finite(self.model)
         return model
-
-    def classifier(self) -> tuple[Model, Array]:
-        model = self.predictor()
-        if model.classes is None:
-            raise DataError(f"{self.model} is a regression model; this command is for classifiers.")
-        return model, model.classes

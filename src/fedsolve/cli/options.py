@@ -1,4 +1,4 @@
-"""Typed options, and commands made of them: every value says where it came from.
+"""Typed options, and commands made of them.
 
 A command is a function of option classes. Each option is described once, beside its field, in the words of
 `fedsolve.parameters`:
@@ -16,12 +16,11 @@ The docstring of the function is the help page (`cli.command`).
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from enum import Enum
 from inspect import get_annotations
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -34,31 +33,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _KEY = "fedsolve.option"
-
-
-class Source(Enum):
-    """Where the value of an option came from."""
-
-    COMMAND_LINE = "command line"
-    FILE = "options file"
-    MODEL = "model"
-    DEFAULT = "default"
-
-
-_SOURCES = {
-    ParameterSource.COMMANDLINE: Source.COMMAND_LINE,
-    ParameterSource.ENVIRONMENT: Source.COMMAND_LINE,
-    ParameterSource.DEFAULT_MAP: Source.FILE,
-}
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """What the command line needs to know of an option besides its description."""
-
-    more: bool
-    argument: bool
-    applies: Callable[[str], bool] | None
 
 
 def option(
@@ -78,7 +52,8 @@ def option(
     metavar, stated: what `fedsolve.parameters.parameter` takes.
     """
     made: Any = parameter(default, help, metavar=metavar, **stated)
-    made.metadata = MappingProxyType({**made.metadata, _KEY: _Shown(more, argument, applies)})
+    shown = {"more": more, "argument": argument, "applies": applies}
+    made.metadata = MappingProxyType({**made.metadata, _KEY: shown})
     return typing.cast(T, made)
 
 
@@ -95,37 +70,33 @@ def required(help: str = "", metavar: str = "", **stated: Any) -> Any:
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Base of option classes, which are frozen dataclasses. title: the group of their options in the help."""
+    """Base of option classes, which are frozen dataclasses.
+
+    title: the group of their options in the help. written: names of those that a person wrote.
+    """
 
     title: ClassVar[str] = "Options"
-    sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+    written: frozenset[str] = field(default=frozenset(), repr=False, compare=False, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
 
-    def source(self, name: str) -> Source:
-        return self.sources.get(name, Source.DEFAULT)
-
     def given(self, *names: str) -> list[str]:
         """The flags, among these options, that a person wrote: on the command line or in the options file."""
         known = described(type(self))
-        written = (Source.COMMAND_LINE, Source.FILE)
-        return [known[name].option.partition("/")[0] for name in names if self.sources.get(name) in written]
+        return [known[name].option.partition("/")[0] for name in names if name in self.written]
 
-    def from_model(self, **values: Any) -> Self:
-        """The same options with these values, which the model gives."""
-        kept = {each.name: getattr(self, each.name) for each in fields(self)}
-        told = {**self.sources, **dict.fromkeys(values, Source.MODEL)}
-        return type(self)(**kept | values | {"sources": told})
+    def values(self, kind: type[Options]) -> dict[str, Any]:
+        """The values of the options that are those of a base class, by name."""
+        return {name: getattr(self, name) for name in described(kind) if name != "written"}
 
 
+@dataclass(frozen=True)
 class _Value(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has it without a type
     """A value as its description reads and checks it."""
 
+    description: Description
     name = "value"
-
-    def __init__(self, description: Description) -> None:
-        self.description = description
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         read = self.description.parse(value) if isinstance(value, str) else self.description.read(value)
@@ -196,11 +167,11 @@ def value_text(description: Description) -> str:
     return text if description.kinds else f"[{text}]"
 
 
-def _click_parameter(cls: type[Options], description: Description, shown: _Shown) -> click.Parameter:
+def _click_parameter(cls: type[Options], description: Description, shown: dict[str, Any]) -> click.Parameter:
     """A field of an option class as click takes it."""
     default, name = description.default, description.name
     needed, several = default is MISSING, description.kinds == (object,)
-    if shown.argument:
+    if shown["argument"]:
         return click.Argument(
             [name],
             nargs=-1 if several else 1,
@@ -208,14 +179,16 @@ def _click_parameter(cls: type[Options], description: Description, shown: _Shown
             default=None if needed or several else default,
             metavar=description.metavar or None,
         )
+    if several:
+        description = replace(description, help=f"{description.help} May be repeated.")
     if default is False and not description.flag:
         description = replace(description, flag=f"--{name.replace('_', '-')}")
     unset = several or default is None or default is False or default == ""
     return DescribedOption(
         description,
         description.group or cls.title,
-        applies=shown.applies,
-        more=shown.more,
+        applies=shown["applies"],
+        more=shown["more"],
         required=needed,
         multiple=several,
         default=None if needed or several else default,
@@ -227,14 +200,14 @@ def _click_parameter(cls: type[Options], description: Description, shown: _Shown
 def _shown_fields(cls: type[Options]) -> list[Field[Any]]:
     """The options of a class as its help page lists them: its own before those that it inherits."""
     known = {each.name: each for each in fields(cls) if _KEY in each.metadata}
-    words = [each for each in known.values() if each.metadata[_KEY].argument]
+    words = [each for each in known.values() if each.metadata[_KEY]["argument"]]
     stated = dict.fromkeys(name for base in cls.__mro__ for name in get_annotations(base) if name in known)
     return [*words, *(known[name] for name in stated if known[name] not in words)]
 
 
-def source_of(ctx: click.Context, name: str) -> Source:
-    found = ctx.get_parameter_source(name)
-    return Source.DEFAULT if found is None else _SOURCES.get(found, Source.DEFAULT)
+def is_written(ctx: click.Context, name: str) -> bool:
+    """Whether a person wrote this option: on the command line, in the environment or in the options file."""
+    return ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
 def command(
@@ -258,8 +231,8 @@ def command(
             given: dict[str, Options] = {}
             for each, kind in hints.items():
                 names = [one.name for one in fields(kind) if _KEY in one.metadata]
-                sources = {name: source_of(ctx, name) for name in names}
-                given[each] = kind(**{name: values[name] for name in names}, sources=sources)
+                written = frozenset(name for name in names if is_written(ctx, name))
+                given[each] = kind(**{name: values[name] for name in names}, written=written)
             return function(**given)
 
         params = [

@@ -33,8 +33,6 @@ Shown = str | Sequence[tuple[str, str]] | Callable[["Console"], None]
 class Interrupted(click.ClickException):
     """Ctrl-C; the message says what is left and how to go on."""
 
-    exit_code = 130
-
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console on stdout; of fixed width where there is no terminal to measure."""
@@ -71,7 +69,7 @@ class Output(Options):
             elif isinstance(shown, str):
                 console().print(shown, markup=False, soft_wrap=True)
             else:
-                facts(console(), shown)
+                console().print(fact_grid(shown))
         for doubt in document.get("warnings", ()):
             self.warn(doubt)
 
@@ -156,10 +154,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
     for row in rows:
         drawn.add_row(*map(escape, row))
     return drawn
-
-
-def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
-    page.print(fact_grid(lines))
 
 
 def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:

@@ -49,14 +49,15 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
         --out north.safetensors
     """
     check_target(options.out, options.model, options.data, options.state, root=reading.root)
-    model, classes = options.classifier()
-    reading = options.prepare(model, options.data, reading)
+    model = options.predictor()
+    if model.classes is None:
+        raise DataError(f"{options.model} is a regression model; this command is for classifiers.")
+    reader = options.reading_for(model, options.data, reading).reader(output)
     participant_name, states = _site(options)
-    reader = reading.reader(output)
     part = options.part
     if part is None and "train" in reader.parts(options.data):
         part = "train"
-    rows = reader.rows(options.data, part, classes=classes, width=model.features, schema=model.schema)
+    rows = reader.rows(options.data, part, classes=model.classes, width=model.features, schema=model.schema)
     assert rows.labels is not None
     participant = Participant(
         participant_name, ClientData(rows.features, rows.labels, schema=model.schema), states=states
@@ -65,7 +66,7 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
     if options.growing and not isinstance(own, PersonalModel):
         raise click.UsageError("--growing is for models of apfl, whose sums take further rows")
     own.save(options.out, **({"growing": True} if options.growing else {}))
-    document = {
+    document: dict[str, Any] = {
         "model": options.model,
         "data": options.data,
         "rows": len(rows),
@@ -77,7 +78,15 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
         },
         "out": options.out,
     }
-    output.result(document, _lines(document))
+    accuracy, ridge = document["accuracy"], known(document["refinement_ridge"], ", ridge {:.3g}")
+    shared = known(accuracy["shared"], lambda share: f", shared model {percent(share)}")
+    lines = [
+        ("rows", f"{len(rows):,} of {options.data}"),
+        ("balance", known(document["balance"], "{:.2f}" + ridge)),
+        ("accuracy", f"{percent(accuracy['personal'])} on these rows{shared}; measure it on other rows"),
+        ("model", f"{options.out} (for this site only)"),
+    ]
+    output.result(document, lines)
 
 
 def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
@@ -89,14 +98,3 @@ def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
     if not states.is_dir():
         raise DataError(f"{options.state} is no state folder of 'fedsolve client': it holds no states.")
     return options.name, states
-
-
-def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    accuracy, ridge = told["accuracy"], known(told["refinement_ridge"], ", ridge {:.3g}")
-    shared = known(accuracy["shared"], lambda share: f", shared model {percent(share)}")
-    return [
-        ("rows", f"{told['rows']:,} of {told['data']}"),
-        ("balance", known(told["balance"], "{:.2f}" + ridge)),
-        ("accuracy", f"{percent(accuracy['personal'])} on these rows{shared}; measure it on other rows"),
-        ("model", f"{told['out']} (for this site only)"),
-    ]

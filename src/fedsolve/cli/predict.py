@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,21 @@ from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
 from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Output, table, write_text
-from fedsolve.closedform.predictors import DeepModel, StagedModel
+from fedsolve.closedform.predictors import StagedModel
 from fedsolve.data.row_reader import beside_predictions, image_path, new_rows
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.gradient import pixel_form
 from fedsolve.gradient.network_model import GradientModel
-from fedsolve.labels import encode_labels
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
 from fedsolve.scoring.doubts import caveats, majority_doubt, mean_doubt
-from fedsolve.scoring.evaluation import Found, evaluation_of, predicted
+from fedsolve.scoring.evaluation import evaluation_of, scores_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
-from fedsolve.scoring.tallies import tally
 from fedsolve.tables.preparation import far_outside
 from fedsolve.tables.table_file import TrainOrTest
 
@@ -45,27 +43,35 @@ class UseOptions(ModelOptions):
         None, "npz with x_train and x_test: which rows.", none="test", group=READING
     )
 
-    def prepare(self, model: Model, data: str, rows: RowOptions) -> RowOptions:
-        """Set the device of the model; the options with the backbone by which images reach a network."""
+    def load(self) -> Model:
+        """The model of the file, where it is to compute."""
+        model = super().load()
         if not isinstance(model, GradientModel):
             model.device = resolve(self.device or "cpu")
-            return rows
+            return model
         pixel_form.check_torch(model.parameters["network"], f"the model {self.model}")
         if self.device is not None:
             model.device = str(find_device(self.device))
-        found = pixel_form.for_model(model, data, rows.backbone, rows.root)
-        return rows if found == rows.backbone else rows.from_model(backbone=found)
+        return model
+
+    def reading_for(self, model: Model, data: str, rows: RowOptions) -> RowOptions:
+        """The options by which rows are read, with the backbone by which images reach a network."""
+        if not isinstance(model, GradientModel):
+            return rows
+        return replace(rows, backbone=pixel_form.for_model(model, data, rows.backbone, rows.root))
 
 
 class DepthOptions(UseOptions):
     layers: int | None = option(None, "Stop after this many blocks of a deep model.", none="all")
 
-    def depth(self, model: Model) -> dict[str, Any]:
+    def predictor(self) -> Model:
+        """The model of the file, as far as was asked."""
+        model = super().predictor()
         if self.layers is None:
-            return {}
+            return model
         if not isinstance(model, StagedModel):
             raise click.UsageError(f"--layers needs a model with layers; this one is {model.family}")
-        return {"layers": self.layers}
+        return model.stopped(self.layers)
 
 
 _ASKED = "Also"
@@ -77,9 +83,7 @@ class PredictOptions(DepthOptions):
     out: str | None = option(None, "Where to write the csv.", "FILE", none="stdout", group=_PREDICTIONS)
     scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
-    keep: tuple[str, ...] = option(
-        (), "Column to write too. May be repeated.", "NAME", none="identifiers", group=_PREDICTIONS
-    )
+    keep: tuple[str, ...] = option((), "Column to write too.", "NAME", none="identifiers", group=_PREDICTIONS)
     level: float | None = option(
         None,
         "Regression: share of truths within low and high.",
@@ -114,13 +118,12 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     sources = options.data
     check_target(options.out, options.model, *sources, root=reading.root)
     model = options.predictor()
-    depth = options.depth(model)
     if model.regression and (flags := options.given("scores", "probabilities")):
         raise click.UsageError(f"{flags[0]} is of classes, and this model predicts numbers")
-    if options.level is not None and (model.classes is not None or model.spread is None or depth):
+    if options.level is not None and (model.classes is not None or model.spread is None):
         raise click.UsageError("--level needs a regression that was trained with rows held out, whole")
     pictures = (source for source in sources if image_path(source, reading.root, options.part))
-    reading = options.prepare(model, next(pictures, sources[0]), reading)
+    reading = options.reading_for(model, next(pictures, sources[0]), reading)
     rows = list(
         new_rows(sources, reading.reader(output), model.schema, model.features, options.part, options.keep)
     )
@@ -129,15 +132,14 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
         strange += far_outside(model.schema, model.column_moments, part.features, part.source)
     if strange and options.strict:
         raise DataError(" ".join(strange))
-    features = [part.features for part in rows]
-    columns: dict[str, Array] = {}
-    if model.regression:
-        columns = _numbers(model, features, depth, options.level or 0.95)
-    else:
-        answers, scores, probabilities = predicted(model, features, depth)
-        columns["label"] = answers if model.classes is None else model.classes[answers]
-        columns |= {"score": scores} if options.scores else {}
-        columns |= {"probability": probabilities} if options.probabilities else {}
+    scores = scores_of(model, [part.features for part in rows])
+    answers = model.decided(scores)
+    columns = {"prediction" if model.regression else "label": answers}
+    if model.regression and model.spread is not None:
+        reach = model.spread.reach(options.level or 0.95)
+        columns |= {"low": answers - reach, "high": answers + reach}
+    columns |= {"score": scores} if options.scores else {}
+    columns |= {"probability": model.shares(scores)} if options.probabilities else {}
     document: dict[str, Any] = {
         "model": options.model,
         "data": sources[0] if len(sources) == 1 else list(sources),
@@ -172,9 +174,7 @@ class EvaluateOptions(DepthOptions):
         None, "Two classes: threshold that finds this share of the second.", above=0, most=1, group=_ASKED
     )
     importance: bool = option(False, "What is lost without each column.", group=_ASKED)
-    column: tuple[str, ...] = option(
-        (), "With --importance: only this column. May be repeated.", "NAME", group=_ASKED
-    )
+    column: tuple[str, ...] = option((), "With --importance: only this column.", "NAME", group=_ASKED)
 
     def check(self) -> None:
         if self.column and not self.importance:
@@ -208,14 +208,13 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     check_target(options.html, options.model, options.data, root=reading.root)
     options.check()
     model = options.predictor()
-    depth = options.depth(model)
     if model.regression and options.sensitivity is not None:
         raise click.UsageError("--sensitivity is of classes, and this model predicts numbers")
     if options.staged and not isinstance(model, StagedModel):
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}")
     if model.labels and model.schema is None:
-        reading = reading.from_model(labels=",".join(model.labels))
-    reader = options.prepare(model, options.data, reading).reader(output)
+        reading = replace(reading, labels=",".join(model.labels))
+    reader = options.reading_for(model, options.data, reading).reader(output)
     data = reader.rows(
         options.data,
         options.part,
@@ -234,28 +233,22 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         return
     limits: dict[str, Threshold] = {}
     important = importance_on(model, data, options.column) if options.importance else None
-    found: Found
-    if model.classes is None:
-        whole = model.shortened(**depth) if isinstance(model, DeepModel) and depth else model
-        found = evaluation_of(whole, data.features, data.labels)
-        doubts, more = caveats(model), {}
-        if isinstance(found, RegressionEvaluation):
-            doubts = doubts or mean_doubt(found.r2)
-        elif isinstance(found, LabelsEvaluation) and options.sensitivity is not None:
+    found = evaluation_of(model, data.features, data.labels)
+    doubts, more = caveats(model), {}
+    if isinstance(found, RegressionEvaluation):
+        doubts = doubts or mean_doubt(found.r2)
+    elif isinstance(found, LabelsEvaluation):
+        if options.sensitivity is not None:
             limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
     else:
-        answers, _, probabilities = predicted(model, [data.features], depth)
-        sums = tally(probabilities, answers, encode_labels(data.labels, model.classes))
-        found = Evaluation(model.classes, sums, model.calibration is not None and not depth)
-        more = Confusion(model.classes, found.confusion).as_dict()
+        more = Confusion(found.classes, found.confusion).as_dict()
         if options.sensitivity is not None:
             limits[""] = found.threshold(model.threshold(options.sensitivity), options.sensitivity)
-        doubts = caveats(model) or majority_doubt(
-            found.accuracy, data.labels, "these rows", found.balanced_accuracy
-        )
+        balanced = found.balanced_accuracy
+        doubts = doubts or majority_doubt(found.accuracy, data.labels, "these rows", balanced)
     groups = None if options.by is None else by_column(model, data, options.by)
     doubts = far_outside(model.schema, model.column_moments, data.features, data.source) + doubts
-    document = named | {"layers": depth.get("layers")} | found.as_dict() | more
+    document = named | {"layers": options.layers} | found.as_dict() | more
     chosen = {name: asdict(one) for name, one in limits.items()}
     document |= {"thresholds": chosen or None} if model.labels else {"threshold": chosen.get("")}
     document["importance"] = None if important is None else [asdict(one) for one in important]
@@ -277,21 +270,8 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     output.result(document, page)
 
 
-def _numbers(model: Model, features: list[Array], depth: dict[str, Any], level: float) -> dict[str, Array]:
-    """What a regression predicts and, where rows were held out, between which numbers the truth lies."""
-    found = predicted(model, features, depth)[1]
-    found = found[:, 0] if model.outputs == 1 else found
-    columns = {"prediction": found}
-    if model.spread is not None and not depth:
-        reach = model.spread.reach(level)
-        columns |= {"low": found - reach, "high": found + reach}
-    return columns
-
-
 def _csv(beside: dict[str, list[Any]], added: dict[str, Array], classes: Array | None) -> str:
-    """A line for each row: what tells it apart, what is predicted and, by the beginning of their names,
-    columns of every class or target.
-    """
+    """A line for each row: what tells it apart, and what is predicted, of every class or target."""
     columns, heads = [*beside.values()], [*beside]
     for name, values in added.items():
         columns += values.T.tolist() if values.ndim > 1 else [values.tolist()]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.keys import TakingPartOptions
 from fedsolve.cli.method_options import MethodOptions, given_parameters
 from fedsolve.cli.options import option, rare
 from fedsolve.errors import DataError
@@ -16,30 +16,27 @@ from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import Task, spelled_labels
 from fedsolve.tables.schema import Schema, read_schema
 
-_SITES = "The sites"
+SITES = "The sites"
 
 
-class RunOptions(KeyFolderOptions, MethodOptions):
+class RunOptions(TakingPartOptions, MethodOptions):
     title = "The run"
-    insecure: bool = False
     missing: Literal["wait", "continue", "error"] = "wait"
     plain: bool = option(
-        False, "No secure sums: this server sees each site's sums. Sites must allow it.", group=_SITES
+        False, "No secure sums: this server sees each site's sums. Sites must allow it.", group=SITES
     )
-    colluders: int = rare(0, "Sites that might side with this server, at most.", least=0, group=_SITES)
+    colluders: int = rare(0, "Sites that might side with this server, at most.", least=0, group=SITES)
     unverified: bool = rare(
-        False, "Sites check no question; each must allow it (verified = false).", group=_SITES
+        False, "Sites check no question; each must allow it (verified = false).", group=SITES
     )
     signatures: int | None = rare(
-        None, "Sites that must check a question.", least=1, none="more than half", group=_SITES
+        None, "Sites that must check a question.", least=1, none="more than half", group=SITES
     )
-    classes: str | None = option(None, "The class list.", "A,B,...", none="all that sites send", group=_SITES)
+    classes: str | None = option(None, "The class list.", "A,B,...", none="all that sites send", group=SITES)
     schema: str | None = option(
-        None, "What a row of all sites is.", "FILE", none="as proposed, or numbers", group=_SITES
+        None, "What a row of all sites is.", "FILE", none="as proposed, or numbers", group=SITES
     )
-    schema_out: str | None = rare(
-        None, "Where to write the schema, at the end (.toml).", "FILE", group=_SITES
-    )
+    schema_out: str | None = rare(None, "Where to write the schema, at the end (.toml).", "FILE", group=SITES)
     task: Task | None = rare(None, "What the labels are.", none="as the schema says, else classification")
     state: str = option("fedsolve-run", "Folder of the run; the same one continues it.", "DIR")
     out: str | None = option(None, "Where to save the model too.", "FILE")
@@ -76,15 +73,12 @@ class RunOptions(KeyFolderOptions, MethodOptions):
 
     def check(self, recipe: Recipe[Any], clients: int) -> None:
         """Refuse, before anything starts, other classes than the schema's, and what secure sums cannot do."""
+        self.check_keys()
         self.class_names()
         if self.plain:
             return
         from fedsolve.privacy.notes import LEAST_COHORT, least_verified
 
-        if self.insecure:
-            raise click.UsageError(
-                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
-            )
         if clients < LEAST_COHORT:
             raise click.UsageError(
                 f"a secure sum takes {LEAST_COHORT} sites at least, since of two each would learn the "
@@ -94,11 +88,11 @@ class RunOptions(KeyFolderOptions, MethodOptions):
             recipe.note()  # refuses what sites cannot check
         if "seed" in given_parameters():
             raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out")
-        inner = recipe.method
-        if inner.gathers:
+        if recipe.method.gathers:
             raise click.UsageError(
-                f"method '{inner.key}' gathers: its server needs every site's answer by itself, which secure "
-                "sums hide; choose another ('fedsolve methods'), or give --plain, here and at the sites"
+                f"method '{recipe.method.key}' gathers: its server needs every site's answer by itself, "
+                "which secure sums hide; choose another ('fedsolve methods'), or give --plain, here and at "
+                "the sites"
             )
 
 

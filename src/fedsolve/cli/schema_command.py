@@ -43,9 +43,7 @@ class SchemaOptions(DatasetOptions, DialectOptions):
     backbone: str | None = option(
         None, "Turns images or text columns into features.", "B", none=f"{DEFAULT_BACKBONE}, of images"
     )
-    text_column: tuple[str, ...] = option(
-        (), "Text for the backbone. May be repeated.", "NAME", none="what looks like text"
-    )
+    text_column: tuple[str, ...] = option((), "Text for the backbone.", "NAME", none="what looks like text")
 
 
 @command()
@@ -138,8 +136,6 @@ def _show(page: Console, proposed: Schema) -> None:
         classes = f"{len(proposed.classes)} classes" if proposed.classes else "numbers: a regression"
         rows.append((proposed.label, "label", classes))
     rows += [(name, "label", "0 or 1") for name in proposed.labels]
-    if proposed.client is not None:
-        rows.append((proposed.client, "client", ""))
-    if proposed.weight is not None:
-        rows.append((proposed.weight, "weight", ""))
+    owners = {proposed.client: "client", proposed.weight: "weight"}
+    rows += [(name, role, "") for name, role in owners.items() if name is not None]
     page.print(table(("column", "kind", "remark"), rows, left=(0, 1, 2)))

@@ -18,16 +18,15 @@ from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import command, option, rare, required
 from fedsolve.cli.output import Interrupted, LoggedOutput, Output
-from fedsolve.cli.run_options import RunOptions
+from fedsolve.cli.run_options import SITES, RunOptions
 from fedsolve.cli.watched import TrackerOptions, watched_run
-from fedsolve.container import locked
 from fedsolve.data.targets import check_target
 from fedsolve.errors import CohortError
 from fedsolve.federation.card import totals
-from fedsolve.federation.followers import Follower
+from fedsolve.federation.followers import Follower, hears
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
-from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.network.keyfolder import Keys, state_folder
 from fedsolve.pages.words import known, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
@@ -44,14 +43,12 @@ if TYPE_CHECKING:
     from fedsolve.privacy import SecureFederation
 
 _NET = "The network"
-_SITES = "The sites"
 PORT = 9092
 _SECURE = "SECURE SUMS: this server sees totals over all sites, and no site's own sums"
 _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 
 
 class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
-    title = "The run"
     listen: str = option(
         f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", "HOST:PORT", group=_NET
     )
@@ -64,16 +61,16 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
     superlink: str | None = rare(
         None, "Flower: name of its SuperLink.", "NAME", none="Flower's default", group=_NET
     )
-    clients: int = required("Sites to wait for.", least=1, group=_SITES)
+    clients: int = required("Sites to wait for.", least=1, group=SITES)
     missing: Literal["wait", "continue", "error"] = rare(
-        "wait", "If a site is missing: wait, continue without it, or stop.", group=_SITES
+        "wait", "If a site is missing: wait, continue without it, or stop.", group=SITES
     )
-    min_clients: int = rare(1, "Sites that must have answered an exchange.", least=1, group=_SITES)
+    min_clients: int = rare(1, "Sites that must have answered an exchange.", least=1, group=SITES)
     patience: float | None = rare(
-        None, "Wait for an answer.", "SECONDS", above=0, none="for ever", group=_SITES
+        None, "Wait for an answer.", "SECONDS", above=0, none="for ever", group=SITES
     )
     gather: float | None = rare(
-        None, "Wait for all to come.", "SECONDS", above=0, none="for ever", group=_SITES
+        None, "Wait for all to come.", "SECONDS", above=0, none="for ever", group=SITES
     )
     state: str = option("fedsolve-server")
     status: int | None = rare(
@@ -83,13 +80,7 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
 
     @property
     def authority(self) -> Path | None:
-        if self.engine == "flower":
-            return None
-        if not self.insecure:
-            return self.key_folder.folder
-        if self.keys is not None:
-            raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
-        return None
+        return None if self.engine == "flower" or self.insecure else self.key_folder.folder
 
 
 @command(cls=MethodCommand, config=True)
@@ -116,30 +107,29 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
     """
     begin_lines("server", output.log)
     recipe = options.recipe(options.chosen(output), options.rows)
-    _ = options.authority  # refused now where --keys and --insecure are given
     options.check(recipe, options.clients)
     for written in (options.out, options.schema_out):
         check_target(written)
     tracked = options.followers()
     state = Path(options.state)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.engine == "flower" and click.get_current_context().obj is None:
         from fedsolve.cli.flower_apps import start_run
 
         start_run(options.superlink)  # which runs this very command beside the SuperLink
     started = time.perf_counter()
     try:
-        private_folder(state)
-        with locked(state / "lock", f"the state folder {state} is used"):
+        with state_folder(state):
             keep_lines(state / "server.log", "server", output.log)
             title = f"{recipe.method.key} over {options.clients} sites"
             with watched_run(state, title, options.clients, options.status, output) as board:
                 heard = dataclasses.replace(output, heard=board.note)
                 document = _run(options, heard, recipe, board, tracked)
     except KeyboardInterrupt as stop:
-        told = f"interrupted; {state} holds the last exchange. Run the same command to go on."
-        raise Interrupted(told) from stop
+        raise Interrupted(
+            f"interrupted; {state} holds the last exchange. Run the same command to go on."
+        ) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, run_lines(document))
 
@@ -179,7 +169,7 @@ def _run(
             federation = federated(options, output, link, options.clients, state, **waiting)
             board.sites_from(federation.standings)
             engine = federation if options.plain else secured(options, federation, state)
-            follow, score = [ExchangeNotes(output), board, *tracked], _score if options.evaluate else None
+            follow, score = [*exchange_notes(output), board, *tracked], _score if options.evaluate else None
             model = run_method(recipe, engine, state, follow, score)
             say_over(federation, state)
             board.complete()
@@ -297,21 +287,16 @@ def _said_of_checks(options: ServerOptions) -> str:
     return f"CHECKED: {needed} of {clients} sites check every question against the totals that were opened"
 
 
-class ExchangeNotes(Follower):
-    """One line on stderr for every exchange."""
+def exchange_notes(output: Output) -> list[Follower]:
+    """What says one line on stderr for every exchange."""
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def planned(self, plan: str) -> None:
-        self._output.note(plan)
-
-    def advanced(self, record: Record, expected: int) -> None:
-        self._output.note(
-            f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
-            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s",
-            exchange=record.exchange + 1,
-            of=max(expected, record.exchange + 1),
+    def advanced(record: Record, expected: int) -> None:
+        number = record.exchange + 1
+        output.note(
+            f"exchange {number} of {max(expected, number)} ({record.kind}): {len(record.cohort)} sites, "
+            f"{megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s",
+            exchange=number,
+            of=max(expected, number),
             kind=record.kind,
             sites=list(record.cohort),
             missing=dict(record.missing),
@@ -320,6 +305,8 @@ class ExchangeNotes(Follower):
             seconds=record.seconds,
             risk=record.risk,
         )
+
+    return [hears("planned", output.note), hears("advanced", advanced)]
 
 
 def _verify(options: ServerOptions, output: Output) -> list[Validity]:
@@ -343,10 +330,6 @@ def _verify(options: ServerOptions, output: Output) -> list[Validity]:
         if text := one.announced:
             output.warn(text, certificate=one.name, days=one.days)
     return certificates
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.cli.inputs import RowOptions
-from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.keys import TakingPartOptions
 from fedsolve.cli.model_options import AllowOptions
 from fedsolve.cli.options import option, required
 from fedsolve.cli.output import Output
@@ -41,9 +41,8 @@ _CHECKED = "It answers only what sites have checked, about whole cells of rows (
 _UNCHECKED = "It answers what nobody has checked, too (its policy: verified = false)"
 
 
-class SiteOptions(KeyFolderOptions, AllowOptions):
+class SiteOptions(TakingPartOptions, AllowOptions):
     title = SITE
-    insecure: bool = False
     plain: bool = option(False, "No secure sums: let the server see this site's own sums.")
     policy: str | None = option(
         None, "Limits on what this site answers (TOML).", "FILE", none="strict limits"
@@ -229,13 +228,12 @@ class Diary:
     def sent(self, sent: Sent) -> None:
         from fedsolve.network.answering import Event
 
-        request, fields = sent.request, sent.about.get("layout", {}).get("fields", [])
+        fields = sent.about.get("layout", {}).get("fields", []) if sent.what == "masked" else []
         event = Event("answered", f"sent {sent.text}", bytes_up=sent.bytes_up, about=dict(sent.about))
-        if request is not None:
+        if (request := sent.request) is not None:
             asked, kind, down = request.exchange, request.kind, request.nbytes
             event = dataclasses.replace(event, exchange=asked, kind=kind, bytes_down=down)
-        arrays = tuple(field[0] for field in fields) if sent.what == "masked" else ()
-        self.enter(dataclasses.replace(event, arrays=arrays))
+        self.enter(dataclasses.replace(event, arrays=tuple(field[0] for field in fields)))
 
     def summary(self) -> dict[str, Any]:
         return {

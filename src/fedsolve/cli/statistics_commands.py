@@ -11,10 +11,9 @@ import click
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.cli.command import Command
 from fedsolve.cli.inputs import READING, DialectOptions
-from fedsolve.cli.method_options import given_parameters, groups, parameter_options
-from fedsolve.cli.options import METHOD, Options, command, option, required
+from fedsolve.cli.method_options import PREFIX, ParameterCommand, given_parameters
+from fedsolve.cli.options import METHOD, DescribedOption, Options, command, option, required
 from fedsolve.cli.output import Output, write_text
 from fedsolve.closedform.private import Private
 from fedsolve.data.row_reader import site_names
@@ -22,6 +21,7 @@ from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.local import LocalFederation
 from fedsolve.model import load_model
+from fedsolve.parameters import described
 from fedsolve.statistics.describe import ColumnSummary
 from fedsolve.statistics.release import Release
 from fedsolve.statistics.results import StatisticModel
@@ -29,19 +29,10 @@ from fedsolve.tables.proposal import propose_columns
 from fedsolve.tables.schema import Schema, read_schema
 from fedsolve.tables.table_file import read_table
 
-_OPTIONS = "fedsolve.statistic"
 _RESULT = "Result"
 
 
-class FormulaOptions(Options):
-    """What is asked."""
-
-    formula: str = required(argument=True, metavar="FORMULA")
-
-
 class SiteRows(DialectOptions):
-    """Whose rows, and where the result goes."""
-
     title = READING
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     client: str | None = option(
@@ -63,37 +54,37 @@ class SiteRows(DialectOptions):
     )
 
 
-class StatisticCommand(Command):
-    """A command that asks one method; the method's parameters are its options, the formula is an argument."""
+class StatisticCommand(ParameterCommand):
+    """A command that asks one method; the method's parameters are its options, a formula is an argument."""
 
-    def __init__(self, *args: Any, key: str, **settings: Any) -> None:
+    def __init__(self, *args: Any, key: str, formula: bool, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.key = key
+        if formula:
+            self.params.insert(0, click.Argument([f"{PREFIX}formula"], metavar="FORMULA"))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         ctx.meta[METHOD] = self.key
-        if _OPTIONS not in ctx.meta:
-            found = [
-                one for title, some in groups(self.key).items() for one in parameter_options(title, some)
-            ]
-            ctx.meta[_OPTIONS] = [each for each in found if not {"--formula", "--epsilon"} & {*each.opts}]
-        *own, helping = super().get_params(ctx)
-        return [*own, *ctx.meta[_OPTIONS], helping]
+        return super().get_params(ctx)
+
+    def method_options(self, key: str) -> list[DescribedOption]:
+        own = {"--formula", "--epsilon"}
+        return [each for each in super().method_options(key) if not own.intersection(each.opts)]
 
 
-def _question(name: str, key: str, page: str, has_formula: bool = True) -> Command:
-    """The command that asks this method."""
-
-    def with_formula(formula: FormulaOptions, rows: SiteRows, output: Output) -> None:
-        _ask(key, rows, output, {"formula": formula.formula})
-
-    def without(rows: SiteRows, output: Output) -> None:
-        _ask(key, rows, output, {})
-
+def _question(name: str, page: str, key: str = "") -> click.Command:
+    """The command that asks the method of this name, or of another key."""
+    key = key or name
+    formula = "formula" in described(registry.method_class(key))
     title, example = page.split("\n", 1)
-    asked = f"{key} --formula ..." if has_formula else key
-    made = command(name, cls=StatisticCommand, key=key, help=f"{title}\n\n{_DATA.format(asked)}\n\n{example}")
-    return made(with_formula if has_formula else without)
+    asked = f"{key} --formula ..." if formula else key
+    told = f"{title}\n\n{_DATA.format(asked)}\n\n{example}"
+
+    @command(name, cls=StatisticCommand, key=key, formula=formula, help=told)
+    def question(rows: SiteRows, output: Output) -> None:
+        _ask(key, rows, output)
+
+    return question
 
 
 _DATA = """DATA is csv or parquet: a file for each site, or one file with --client-column. Only sums leave a
@@ -101,24 +92,19 @@ site. Over a network the same question is 'fedsolve server --method {}'."""
 
 describe = _question(
     "describe",
-    "describe",
     """Describe the columns over all sites: counts, means, quantiles, categories, gaps.
 # a page with a picture of every column
 fedsolve describe north.csv south.csv --table page.html""",
-    has_formula=False,
 )
 release = _question(
-    "release",
     "release",
     """Make one noisy Gram matrix of the columns, which answers linear questions ever after.
 # columns are bounded by the reference and scale that the schema states for them
 fedsolve release north.csv south.csv --schema schema.toml --epsilon 2 --out release.safetensors
 # without asking a site again, and without more budget
 fedsolve fit release.safetensors "outcome ~ age + sex\"""",
-    has_formula=False,
 )
 glm = _question(
-    "glm",
     "glm",
     """Fit a generalised linear model to the rows of all sites.
 # a logistic regression over two hospitals
@@ -126,21 +112,18 @@ fedsolve glm 'died ~ age + C(sex)' north.csv south.csv --family binomial --plot 
 )
 cox = _question(
     "cox",
-    "cox",
     """Fit a Cox regression to the rows of all sites.
 # a baseline hazard for each hospital
 fedsolve cox 'Surv(days, died) ~ age + C(arm)' trial.csv --client-column hospital""",
 )
 survival = _question(
     "survival",
-    "kaplan-meier",
     """Kaplan-Meier curves and the log-rank test over all sites.
 # a curve for each arm
 fedsolve survival trial.csv --client-column site --time days --event died --by arm --plot km.svg""",
-    has_formula=False,
+    "kaplan-meier",
 )
 mixed = _question(
-    "mixed",
     "mixed",
     """Fit a linear model with a random intercept for each site.
 # by firm
@@ -148,13 +131,12 @@ fedsolve mixed 'invest ~ value + capital' grunfeld.csv --client-column firm""",
 )
 
 
-def _ask(key: str, rows: SiteRows, output: Output, more: dict[str, Any]) -> None:
+def _ask(key: str, rows: SiteRows, output: Output) -> None:
     for target in (rows.out, rows.table, rows.plot):
         check_target(target, *rows.data, rows.schema)
     noise: dict[str, Any] = {} if rows.epsilon is None else {"epsilon": rows.epsilon}
-    method: Any = registry.method_class(key)(
-        **given_parameters(), **more, **(noise if key == "release" else {})
-    )
+    own = given_parameters() | (noise if key == "release" else {})
+    method: Any = registry.method_class(key)(**own)
     # A description asks nothing of its own, so it is of all columns.
     asked = [method.parameters().get(name) for name in ("offset", "weights")]
     if (key == "release" or noise) and rows.schema is None:
@@ -167,13 +149,13 @@ def _ask(key: str, rows: SiteRows, output: Output, more: dict[str, Any]) -> None
     if noise and key != "release":
         method = Private(method, **noise)
     federation: Any = _federation(rows, output, words)
-    described = {"schema": federation.schema} if key == "release" else {}
+    named = {"schema": federation.schema} if key == "release" else {}
     if rows.secure:
         from fedsolve.privacy.secure import SecureFederation
 
         federation = SecureFederation(federation)
     with output.progress(key) as progress:
-        model: StatisticModel = method.fit(federation, follow=progress, **described)
+        model: StatisticModel = method.fit(federation, follow=progress, **named)
     if rows.out is not None:
         model.save(rows.out)
     if rows.table is not None:
@@ -196,26 +178,23 @@ def _written(model: StatisticModel, path: str) -> str:
 
 def _federation(rows: SiteRows, output: Output, words: str | None) -> LocalFederation:
     """The sites of these files; words: what the question says, of whose columns a schema is made."""
-    dialect = rows.dialect()
     schema = _shown(rows, output, words) if rows.schema is None else read_schema(rows.schema)
     if rows.client is not None:
         schema = replace(schema, client=rows.client)
     owned = schema.client is not None and len(rows.data) == 1
     settings: dict[str, Any] = {"labelled": schema.label is not None, "owned": owned, "weighted": True}
-    tables = [read_table(file, schema, dialect, extra="ignore", **settings) for file in rows.data]
-    names = site_names(rows.data)
+    tables = [read_table(file, schema, rows.dialect(), extra="ignore", **settings) for file in rows.data]
     owners = [
         np.full(len(each), name) if each.owners is None else each.owners.astype(str)
-        for name, each in zip(names, tables, strict=True)
+        for name, each in zip(site_names(rows.data), tables, strict=True)
     ]
-    labels = [np.zeros(len(each)) if each.labels is None else each.labels for each in tables]
     weights = [each.weights for each in tables if each.weights is not None]
-    joined = np.concatenate(labels)
+    labels = np.concatenate([np.zeros(len(each)) if each.labels is None else each.labels for each in tables])
     return LocalFederation.from_arrays(
         np.concatenate([each.features for each in tables]),
-        joined,
+        labels,
         np.concatenate(owners),
-        task="classification" if joined.dtype.kind in "US" else "regression",
+        task="classification" if labels.dtype.kind in "US" else "regression",
         schema=schema,
         sample_weight=np.concatenate(weights) if weights else None,
     )
@@ -247,8 +226,6 @@ def _shown(rows: SiteRows, output: Output, words: str | None) -> Schema:
 
 
 class FitOptions(Options):
-    """What is asked of a release."""
-
     release: str = required(argument=True, metavar="RELEASE")
     formula: str = required(argument=True, metavar="FORMULA")
     ridge: float = option(0.0, "Penalty on the coefficients.")

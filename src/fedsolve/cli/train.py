@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ import click
 
 from fedsolve import container, registry
 from fedsolve.backends.devices import check_name, resolve
-from fedsolve.cli.inputs import READING, ClientOptions, Division, RowOptions
+from fedsolve.cli.inputs import READING, ClientOptions, RowOptions
 from fedsolve.cli.method_options import MethodCommand, MethodOptions, is_gradient
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import command, option, rare, required
@@ -23,7 +23,7 @@ from fedsolve.cli.train_report import counts_of, show_training
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
-from fedsolve.data.row_reader import spooled
+from fedsolve.data.row_reader import dialect_only, spooled
 from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
@@ -80,10 +80,6 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         None, "What the columns are.", "FILE", none="proposed if not all numbers", group=READING
     )
     schema_out: str | None = option(None, "Where to write the schema (.toml).", "FILE", group=READING)
-
-    def calibrates(self, method: Method[Any]) -> bool:
-        """Whatever has a closed form: in one process it costs little."""
-        return not isinstance(method, GradientMethod | Private)
 
     def check_checkpoint(self, output: Output) -> None:
         """Refuse to lose a checkpoint."""
@@ -161,7 +157,11 @@ def _train(
     named = ", ".join("standard input" if file == "-" else file for file in options.data[:3])
     for written in (options.out, options.checkpoint, options.schema_out):
         check_target(written, *files, options.test, options.schema, root=reading.root)
-    described = None if options.schema is None else _schema(options.schema, clients, reading)
+    described: Schema | None = None
+    if options.schema is not None:
+        if not dialect_only(reading.layout(clients.client)).header:
+            raise click.UsageError("a schema knows columns by name; leave out --no-header")
+        described = read_schema(options.schema)
     split = clients.division(files, described)
     method = options.chosen(output)
     options.check_checkpoint(output)
@@ -170,17 +170,15 @@ def _train(
         method, backbone = pixel_form.for_training(
             method, files[0], described, reading.backbone, reading.root
         )
-        if backbone != reading.backbone:
-            reading = reading.from_model(backbone=backbone)
+        reading = dataclasses.replace(reading, backbone=backbone)
     elif options.evaluate_every is not None:
         raise click.UsageError(f"--evaluate-every counts rounds of gradient methods; {method.key} has none")
     on_ray = options.engine == "ray"
     # Workers in Ray check for themselves whether they have it: this machine needs no GPU for theirs.
     device = (check_name if on_ray else resolve)(options.device)
-    personal = isinstance(method, (APFL, PersonalMethod))
     if options.personal is not None:
         _check_personal(options.personal, method)
-    if on_ray and (options.secure or personal):
+    if on_ray and (options.secure or is_personal(method.key)):
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
@@ -209,7 +207,8 @@ def _train(
     elif schema is not None:
         schema = dataclasses.replace(schema, task="regression")
     if spec.classes is None:
-        _check_regression(options, method, split)
+        if split.kind not in (None, "iid"):
+            raise click.UsageError(f"--partition {split.kind} deals classes; a regression takes iid")
         if options.task is None and not names:
             output.note("the labels are numbers: a regression. With --task classification each is a class.")
     if options.schema_out is not None and schema is not None:
@@ -233,7 +232,8 @@ def _train(
         watching = [Watch(test.features, test.labels, every=options.evaluate_every)]
     if options.out is None:
         output.note("the model is not kept; name a file with --out to keep it.")
-    whole = options.recipe(method, described)
+    # Whatever has a closed form is calibrated: in one process it costs little.
+    whole = options.recipe(method, described, not isinstance(method, GradientMethod | Private))
     title = f"{method.key} on {named}"
     watching_page = watched_page(title, output) if options.watch else nullcontext()
     with watching_page as page, _engine(federation, options, device) as engine:
@@ -298,46 +298,24 @@ def _train(
     output.result(document, lambda page: show_training(page, document))
 
 
-def _check_regression(options: TrainOptions, method: Method[Any], split: Division) -> None:
-    """Refuse, before any training, what is for classes only."""
-    if isinstance(method, GradientMethod):
-        raise click.UsageError(f"method '{method.key}' is for classes; a regression takes a closed form")
-    if options.class_weight is not None:
-        raise click.UsageError("--class-weight is for classes, and these labels are numbers")
-    if split.kind not in (None, "iid"):
-        raise click.UsageError(f"--partition {split.kind} deals classes; a regression takes iid")
-
-
 def _check_personal(folder: str, method: Method[Any]) -> None:
     """Refuse, before any training, a folder for models that there will not be, or that cannot be written."""
-    if not isinstance(method, (APFL, PersonalMethod)):
+    if not is_personal(method.key):
         known = ", ".join(info.key for info in registry.methods() if is_personal(info.key))
         raise click.UsageError(f"--personal needs a method with personal models ({known}), not {method.key}")
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise click.UsageError(f"--personal {folder} is a file; name a folder")
     check_target(f"{folder}/client.safetensors")
 
 
-@contextmanager
-def _engine(federation: LocalFederation, options: TrainOptions, device: str) -> Iterator[Engine]:
+def _engine(
+    federation: LocalFederation, options: TrainOptions, device: str
+) -> AbstractContextManager[Engine]:
     """What carries the requests: this process, secure sums within it, or workers in Ray."""
     if options.secure:
         from fedsolve.privacy.secure import SecureFederation
 
-        yield SecureFederation(federation)
-    elif options.engine == "ray":
+        return nullcontext(SecureFederation(federation))
+    if options.engine == "ray":
         from fedsolve.cluster.ray_federation import RayFederation
 
-        with RayFederation.of(federation, workers=options.workers, device=device) as workers:
-            yield workers
-    else:
-        yield federation
-
-
-def _schema(path: str, clients: ClientOptions, reading: RowOptions) -> Schema:
-    """The schema of the rows; options that it makes needless are refused."""
-    for flag in (*reading.given("label", "labels", "drop"), *clients.given("client")):
-        raise click.UsageError(f"the schema says what every column is; leave out {flag}")
-    if not reading.header:
-        raise click.UsageError("a schema knows columns by name; leave out --no-header")
-    return read_schema(path)
+        return RayFederation.of(federation, workers=options.workers, device=device)
+    return nullcontext(federation)

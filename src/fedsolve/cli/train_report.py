@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fedsolve.cli.inputs import Division
-from fedsolve.cli.output import facts, table
+from fedsolve.cli.output import fact_grid, table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.local import LocalFederation
@@ -25,6 +25,9 @@ _SHARED_PART = "of the shared part by itself, which is not meant to predict (see
 
 def counts_of(data: Table, federation: LocalFederation, split: Division, spec: Spec) -> dict[str, Any]:
     assert data.labels is not None
+    dealt: dict[str, Any] = {"kind": "named"}
+    if split.kind is not None:
+        dealt = {"kind": split.kind, **split.options, "seed": split.seed}
     owners = np.empty(len(data), dtype=np.int64)
     for index, participant in enumerate(federation.participants):
         owners[participant.data.rows] = index
@@ -37,8 +40,10 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
         "labels": list(spec.labels) or None,
         "clients": len(federation.clients),
         "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
-        "partition": split.as_dict()
-        | {"heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners)},
+        "partition": {
+            **dealt,
+            "heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners),
+        },
     }
 
 
@@ -84,7 +89,7 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         *([] if told["personal"] is None else _personal_lines(told["personal"])),
         ("model", told["model"]),
     ]
-    facts(page, lines)
+    page.print(fact_grid(lines))
 
 
 def _calibrated(told: dict[str, Any]) -> str:

@@ -22,13 +22,11 @@ STATUS = "status.json"
 
 
 class WatchOptions(Options):
-    title = "Training"
     watch: bool = option(False, "Show progress on a page of this machine; its address is printed.")
 
 
 class TrackerOptions(Options):
-    title = "Training"
-    tracker: tuple[str, ...] = rare((), f"Write the run to {ADDRESSES}. May be repeated.", "KIND:PLACE")
+    tracker: tuple[str, ...] = rare((), f"Write the run to {ADDRESSES}.", "KIND:PLACE")
 
     def followers(self) -> list[Follower]:
         """The trackers, closed when the command ends; their stores are open and were tried."""

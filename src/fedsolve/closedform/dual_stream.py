@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
-from fedsolve.arrays import Array, check_not_negative
+from fedsolve.arrays import Array
 from fedsolve.backends.activations import activate
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
 from fedsolve.closedform.projections import Projection, check_model, projection, projection_agreement
@@ -33,6 +33,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
+from fedsolve.parameters import Description
 from fedsolve.tables.preparation import Preparation
 
 Chosen = float | Literal["auto"]
@@ -110,7 +111,8 @@ class PersonalModel(Model):
 
     def with_balance(self, balance: float) -> PersonalModel:
         """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
-        check_not_negative(balance=balance)
+        known: dict[str, Any] = {"kinds": (float,), "optional": False, "default": 0.0, "owner": type(self)}
+        Description(name="balance", least=0, **known).check(balance)
         return self._with(balance=float(balance))
 
     def _with(self, **changed: Any) -> PersonalModel:

@@ -152,9 +152,16 @@ class StagedModel(Model):
                 scores[span] = self._classify(phi, layer)
         return scores
 
+    def stopped(self, layers: int) -> Self:
+        """The model that stops after `layers` layers, of which rows held out have told nothing."""
+        short = copy.copy(self)
+        short.classifiers = self.classifiers[: self._depth(layers) + 1]
+        short.calibration = short.spread = None
+        return short
+
     def predict(self, features: Any, layers: int | None = None) -> Array:
         """The class with the largest score (or the targets) after `layers` layers."""
-        return self._decide(self.decision_function(features, layers), layers in (None, self.layers))
+        return self.decided(self.decision_function(features, layers), layers in (None, self.layers))
 
     def score(self, features: Any, labels: Any, layers: int | None = None) -> float:
         """Accuracy (or mean R²) after `layers` layers."""
@@ -171,7 +178,7 @@ class StagedModel(Model):
     def staged_predict(self, features: Any) -> Array:
         """Predictions after 0, 1, ..., T layers, stacked."""
         stages = enumerate(self.staged_decision_function(features))
-        return np.stack([self._decide(scores, layer == self.layers) for layer, scores in stages])
+        return np.stack([self.decided(scores, layer == self.layers) for layer, scores in stages])
 
     def staged_score(self, features: Any, labels: Any) -> Array:
         """Accuracy (or mean R²) after 0, 1, ..., T layers: T + 1 numbers."""

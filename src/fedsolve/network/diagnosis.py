@@ -16,15 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError, TermError
+from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError
 from fedsolve.network import certificates, gate_client, security, versions
 from fedsolve.network.calls import OTHER_WIRE, address
 from fedsolve.network.certificates import Validity
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys, Site, verify_private
-
-_CODES: dict[type[FedsolveError], int] = {TermError: 3, CohortError: 3, ModelFileError: 4}
-"""Exit codes of errors; 2 for all others."""
 
 State = Literal["ok", "warning", "failed"]
 
@@ -49,8 +46,7 @@ def attempt(check: str, look: Callable[[], str | Finding]) -> Finding:
         found = look()
         return found if isinstance(found, Finding) else Finding(check, "ok", found)
     except FedsolveError as problem:
-        code = next((code for kind, code in _CODES.items() if isinstance(problem, kind)), 2)
-        return Finding(check, "failed", str(problem), code=code)
+        return Finding(check, "failed", str(problem), code=problem.exit_code)
     except OSError as problem:
         where = f"{problem.filename}: " if problem.filename else ""
         return Finding(check, "failed", f"{where}{problem.strerror or problem}", "", 4)
@@ -58,7 +54,7 @@ def attempt(check: str, look: Callable[[], str | Finding]) -> Finding:
 
 def verify(findings: Iterable[Finding]) -> None:
     """Raise what has failed first."""
-    kinds = {code: kind for kind, code in _CODES.items()}
+    kinds: dict[int, type[FedsolveError]] = {3: CohortError, 4: ModelFileError}
     for one in findings:
         if one.state == "failed":
             raise kinds.get(one.code, DataError)(f"{one.seen} {one.remedy}".rstrip())

@@ -21,6 +21,8 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,6 +173,14 @@ def private_folder(folder: Path) -> None:
     """Make the folder, open to its owner only; one that exists stays as it is."""
     with explained(f"cannot make {folder}", "", ModelFileError, OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def state_folder(folder: Path, wait: float = 0) -> Iterator[None]:
+    """Hold a folder of state, open to its owner only; refused if another process has it, after `wait` s."""
+    private_folder(folder)
+    with container.locked(folder / "lock", f"the state folder {folder} is used", wait):
+        yield
 
 
 def write_new_private(path: Path, data: bytes) -> None:

@@ -18,16 +18,16 @@ Section = tuple[str, list[tuple[str, str]]]
 
 def sections(told: dict[str, Any]) -> list[Section]:
     """The card in words: titles, and names with values under each."""
-    found: list[Section] = [("Model", _model(told))]
-    for title, told_of in (
-        ("Rows", _rows(told["schema"], told["prepared"])),
-        ("Training", _training(told)),
-        ("Probabilities", _calibration(told["calibration"], told["classes"])),
-        ("Intervals", _intervals(told["intervals"])),
-    ):
-        if told_of:
-            found.append((title, told_of))
-    return [*found, ("Licence", [("", told["licence"])])]
+    parts = {
+        "Model": _model(told),
+        "Rows": _rows(told["schema"], told["prepared"]),
+        "Training": _training(told),
+        "Probabilities": _calibration(told["calibration"], told["classes"]),
+        "Intervals": _intervals(told["intervals"]),
+        "Licence": [("", told["licence"])],
+    }
+    known = {title: [line for line in lines if line[1]] for title, lines in parts.items()}
+    return [(title, lines) for title, lines in known.items() if lines]
 
 
 def markdown(told: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
     predicts = (
         f"{told['targets']} targets" if classes is None else _listed(classes, f"{len(classes)} classes")
     )
-    lines = [
+    return [
         ("file", told["file"]),
         ("kind", f"{told['family']}{', of one client alone' if told['private'] else ''}"),
         ("takes", f"{told['features']:,} features"),
@@ -59,7 +59,6 @@ def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", _named(told["parameters"])),
         ("chosen", _named(told["settings"])),
     ]
-    return [(name, value) for name, value in lines if value]
 
 
 def _named(values: dict[str, Any] | None) -> str:
@@ -83,8 +82,7 @@ def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]
         lines.append(("...", f"and {len(used) - MOST_COLUMNS} more columns (all of them with --json)"))
     for kind, words in _LEFT_OUT.items():
         names = [column["name"] for column in schema["columns"] if column["kind"] == kind]
-        if names:
-            lines.append((words, ", ".join(names)))
+        lines.append((words, ", ".join(names)))
     lines.append(("preparation", "filled and standardised by sums" if prepared else "none"))
     return lines
 
@@ -96,7 +94,7 @@ def _training(told: dict[str, Any]) -> list[tuple[str, str]]:
     named = known["clients"] == len(known["cohort"])  # of many, the card has the number only
     clients = _listed(known["cohort"], str(known["clients"])) if named else f"{known['clients']:,}"
     noise, scores, errors = known.get("privacy"), known.get("accuracy") or {}, known.get("r2") or {}
-    lines = [
+    return [
         ("clients", clients),
         ("rows", known_as(known.get("rows"), "{:,}")),
         ("exchanges", f"{known['exchanges']} ({traffic_words(known)})"),
@@ -108,7 +106,6 @@ def _training(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("sums", "secret: clients' answers were masked" if known.get("secure") else ""),
         ("versions", _named(known["versions"])),
     ]
-    return [(name, value) for name, value in lines if value]
 
 
 def _privacy(noise: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -33,7 +33,7 @@ from fedsolve.arrays import Array
 from fedsolve.pages.templates import asset
 
 Format = Literal["png", "svg", "pdf"]
-FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+FORMATS: tuple[Format, ...] = get_args(Format)
 Kind = Literal["lines", "points", "steps", "rows", "bars", "dots", "map"]
 
 INK, SOFT, RULE = "#26292e", "#70757d", "#d9dbdf"
@@ -185,9 +185,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         for axes, panel in zip(grid, panels, strict=False):
-            axes.set_title(panel.title)
-            axes.set_xlabel(panel.x.label)
-            axes.set_ylabel(panel.y.label)
+            axes.set(title=panel.title, xlabel=panel.x.label, ylabel=panel.y.label)
             _refer(axes, panel)
             _PAINTERS[panel.kind](axes, panel, len(series) == 1)
         _legend(figure, grid, series)
@@ -293,9 +291,7 @@ def _rows(axes: Axes, panel: Panel, alone: bool) -> None:
     _name(axes.yaxis, panel.x)
     if panel.y.named:
         _name(axes.xaxis, panel.y)
-    axes.set_ylim(len(panel.x.named) - 0.5, -0.5)
-    axes.set_xlabel(panel.y.label)
-    axes.set_ylabel("")
+    axes.set(ylim=(len(panel.x.named) - 0.5, -0.5), xlabel=panel.y.label, ylabel="")
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -308,8 +304,7 @@ def _dots(axes: Axes, panel: Panel, alone: bool) -> None:
     area = panel.table[down, across] / max(1, panel.table.max())
     axes.scatter(across, down, s=95 * area, color=INK, linewidths=0)
     axes.grid(False)
-    axes.set_xlim(-1, panel.table.shape[1])
-    axes.set_ylim(-1, len(panel.table))
+    axes.set(xlim=(-1, panel.table.shape[1]), ylim=(-1, len(panel.table)))
     _name(axes.xaxis, panel.x)
     _name(axes.yaxis, panel.y)
 
@@ -325,13 +320,11 @@ def _map(axes: Axes, panel: Panel, alone: bool) -> None:
         ink, best = ON_DARK if grey < 0.46 else ON_LIGHT, value == high
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=str(grey), linewidth=0))
         if best:
-            frame = Rectangle((column - 0.46, row - 0.45), 0.92, 0.9, fill=False, linewidth=2.0)
-            frame.set_edgecolor(ink)
-            axes.add_patch(frame)
+            frame: dict[str, Any] = {"fill": False, "edgecolor": ink, "linewidth": 2.0}
+            axes.add_patch(Rectangle((column - 0.46, row - 0.45), 0.92, 0.9, **frame))
         weight = "bold" if best else "normal"
         axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, weight=weight)
-    axes.set_xlim(-0.5, panel.table.shape[1] - 0.5)
-    axes.set_ylim(len(panel.table) - 0.5, -0.5)
+    axes.set(xlim=(-0.5, panel.table.shape[1] - 0.5), ylim=(len(panel.table) - 0.5, -0.5))
     _name(axes.xaxis, panel.x)
     _name(axes.yaxis, panel.y)
     axes.grid(False)

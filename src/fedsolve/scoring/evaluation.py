@@ -68,21 +68,10 @@ def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
     return evaluation_from(model, Total(tally_term(sums_of(model, data), len(data)), ()))
 
 
-def predicted(model: Model, features: Sequence[Array], depth: dict[str, Any]) -> tuple[Array, Array, Array]:
-    """Positions of the answers, scores and probabilities of rows; a stage's are not calibrated.
-
-    Of a regression, which has no classes, the scores three times. Some thousand rows at a time, so that what
-    layers give is never held whole.
-    """
-    found = []
-    for rows in (part[i : i + _MANY] for part in features for i in range(0, max(1, len(part)), _MANY)):
-        scores = shares = answers = model.decision_function(rows, **depth)
-        if not model.regression:
-            shares = model.shares(scores, calibrated=not depth)
-            answers = model.predict(rows, **depth) if model.labels else np.argmax(scores, axis=1)
-        found.append((answers, scores, shares))
-    answers, scores, shares = (np.concatenate(each) for each in zip(*found, strict=True))
-    return answers, scores, shares
+def scores_of(model: Model, features: Sequence[Array]) -> Array:
+    """Scores of rows, some thousand at a time, so that what layers give is never held whole."""
+    spans = (part[i : i + _MANY] for part in features for i in range(0, max(1, len(part)), _MANY))
+    return np.concatenate([model.decision_function(rows) for rows in spans])
 
 
 def about(

@@ -30,7 +30,7 @@ from fedsolve.data.backbones.preprocessing import (
     in_pieces,
     prepare,
 )
-from fedsolve.errors import DataError, ModelFileError, explained, require, require_installed
+from fedsolve.errors import DataError, ModelFileError, explained, require
 
 VERSION = 1
 
@@ -251,7 +251,7 @@ def _from_zoo(address: Address) -> TorchBackbone:
 
 
 def _timm(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessing, str | None]:
-    timm, data = (require_installed(module, address) for module in ("timm", "timm.data"))
+    timm, data = (require(module, None, address) for module in ("timm", "timm.data"))
     if not timm.is_model(target.partition(".")[0]):
         raise DataError(f"{address}: timm {timm.__version__} has no model '{target}'.")
     model = timm.create_model(target, pretrained=pretrained)
@@ -277,7 +277,7 @@ def _timm(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessi
 
 
 def _torchvision(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessing, str | None]:
-    models = require_installed("torchvision", address).models
+    models = require("torchvision", None, address).models
     unknown = f"{address}: torchvision has no classifier '{target}'"
     with explained(unknown, kinds=(ValueError, AttributeError, KeyError)):
         weights = models.get_model_weights(target).DEFAULT
@@ -301,7 +301,7 @@ def _torchvision(target: str, pretrained: bool, address: str) -> tuple[Any, Prep
 
 def _remove_head(model: Any, address: str) -> None:
     """Replace the last linear layer by the identity."""
-    layers = require_installed("torch", address).nn
+    layers = require("torch", None, address).nn
     for name in _HEADS:
         head = getattr(model, name, None)
         if isinstance(head, layers.Linear):
