@@ -23,7 +23,7 @@ from fedsolve.cli.train_report import counts_of, show_training
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
-from fedsolve.data.row_reader import dialect_only, spooled
+from fedsolve.data.row_reader import spooled
 from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
@@ -159,7 +159,9 @@ def _train(
         check_target(written, *files, options.test, options.schema, root=reading.root)
     described: Schema | None = None
     if options.schema is not None:
-        if not dialect_only(reading.layout(clients.client)).header:
+        for flag in (*reading.given("label", "labels", "drop"), *clients.given("client")):
+            raise click.UsageError(f"the schema says what every column is; leave out {flag}")
+        if not reading.header:
             raise click.UsageError("a schema knows columns by name; leave out --no-header")
         described = read_schema(options.schema)
     split = clients.division(files, described)

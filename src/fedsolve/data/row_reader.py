@@ -351,8 +351,8 @@ def dialect_only(layout: ColumnLayout) -> ColumnLayout:
     """The same layout; refused where it says which columns there are, for that is in a schema."""
     if replace(layout, **asdict(Dialect())) != ColumnLayout():
         raise DataError(
-            "--label, --client-column, --drop and --*-key do not go with --schema: it names such columns, "
-            'and those that are not to be used have kind = "unused" in it.'
+            "--label, --drop and --*-key do not go with --schema: it names the label column, and columns "
+            'that are not to be used have kind = "unused" in it.'
         )
     return layout
 

@@ -35,7 +35,9 @@ def check_target(path: str | None, *inputs: str | None, root: str | None = None)
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ModelFileError(f"cannot write {path}: {folder} is not a folder you may write to.")
+        raise ModelFileError(
+            f"cannot write {path}: {folder} is not a folder you may write to. Name a folder that is."
+        )
 
 
 def _places(text: str | None, root: str | None) -> Iterator[Path]:
