@@ -107,18 +107,14 @@ def file_of(features: Any) -> str | None:
     def place(array: Any) -> tuple[object, ...]:
         return array.shape, array.strides, array.dtype, array.offset
 
-    if place(whole) != place(features) or not _same_file(whole, features):
+    if place(whole) != place(features):
         return None
-    return str(Path(str(path)).absolute())
-
-
-def _same_file(one: np.memmap[Any, Any], other: np.memmap[Any, Any]) -> bool:
-    """Whether two arrays of one shape are maps of one file, or at least of equal ones."""
     try:
-        return _mapped_file(one) == _mapped_file(other)
-    except OSError:  # a system that does not tell
-        blocks = [slice(start, start + _ROWS) for start in range(0, len(one), _ROWS)]
-        return all(one[block].tobytes() == other[block].tobytes() for block in blocks)
+        same = _mapped_file(whole) == _mapped_file(features)
+    except OSError:  # a system that does not tell: an equal file will do
+        blocks = [slice(start, start + _ROWS) for start in range(0, len(whole), _ROWS)]
+        same = all(whole[block].tobytes() == features[block].tobytes() for block in blocks)
+    return str(Path(str(path)).absolute()) if same else None
 
 
 def _mapped_file(array: np.memmap[Any, Any]) -> tuple[str, str]:

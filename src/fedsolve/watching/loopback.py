@@ -72,9 +72,9 @@ def _scores(scores: Mapping[str, float]) -> str:
 
 def _curves(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every measure that was taken at least twice, as a line over exchanges."""
-    found = phrases.measures(document)
     for name in phrases.CURVES:
-        points = found.get(name, [])
+        taken = [record for record in document["records"] if name in record["measures"]]
+        points = [(float(record["exchange"]), record["measures"][name]) for record in taken]
         if len(points) < 2:
             continue
         values = [value for _, value in points]

@@ -107,15 +107,6 @@ def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[
             yield text[0].upper() + text[1:]
 
 
-def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """(exchange, value) points of every measure."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for record in document["records"]:
-        for name, value in record["measures"].items():
-            found.setdefault(name, []).append((float(record["exchange"]), value))
-    return found
-
-
 def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """A table of exchanges: its heads and its rows."""
     names = [name for name in CURVES if any(name in record["measures"] for record in records)]
