@@ -19,13 +19,13 @@ from fedsolve.closedform.one_exchange import OneExchangeRun
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import gcv_ridge, regularised_risk, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
+    LEVEL,
     MOMENTS,
     Accumulator,
     cached_rows,
     check_sums,
-    preparation_block,
+    moments_block,
     preparation_in,
-    solve_moments,
 )
 from fedsolve.errors import DataError
 from fedsolve.federation.method import SCORES, Federation, Method, Request, Spec, Term, Total
@@ -35,7 +35,6 @@ from fedsolve.registry import register
 from fedsolve.tables.preparation import Preparation
 
 KIND = "afl"
-SUMS = ("gram", "cross", "label_square")
 HEADS = ("ridge", "lda", "fedcgs", "mean", "normalised")
 
 NEVER = -1e9
@@ -140,7 +139,7 @@ class AFL(Method[LinearModel]):
         if self.head != "ridge":
             if spec.classes is None:
                 raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
-            gram, cross, counts = (total[name] for name in SUMS)
+            gram, cross, counts = (total[name] for name in LEVEL)
             solution, intercept = solve_head(self.head, gram, cross, counts, self.ridge)
         else:
             gram, cross, mean, target = self._centred(total, kernels_on(spec.device))
@@ -207,7 +206,7 @@ class AFLRun(OneExchangeRun[LinearModel]):
 
     def absorb(self, total: Total) -> None:
         if self._prepares:
-            self.add(preparation_block(solve_moments(total, self.method.scale, intercept=False)))
+            self.add(moments_block(total, self.method.scale, intercept=False))
             self.record(total, "moments")
             return
         settled, compared = self.method.settled(total)
@@ -221,7 +220,7 @@ class AFLRun(OneExchangeRun[LinearModel]):
             assert settled.ridge != "auto"
             kernels = kernels_on(self.spec.device)
             weight = kernels.array(self._model.weight)
-            gram, cross, label_square = (total.on(kernels, name) for name in SUMS)
+            gram, cross, label_square = (total.on(kernels, name) for name in LEVEL)
             self.system = gram, cross, settled.ridge
             risk = regularised_risk(weight, gram, cross, label_square, settled.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)

@@ -28,7 +28,7 @@ from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_model, check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, blocks_with, cached_rows, check_sums
+from fedsolve.closedform.sums import LEVEL, Accumulator, blocks_with, cached_rows, check_sums
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
@@ -145,7 +145,7 @@ class CascadeRun(Run[CascadeModel]):
         layer = len(self.classifiers)
         check_sums(total, self.spec)
         kernels, ridge = kernels_on(self.spec.device), self.method.ridge
-        gram, cross, label_square = (total.on(kernels, name) for name in ("gram", "cross", "label_square"))
+        gram, cross, label_square = (total.on(kernels, name) for name in LEVEL)
         solution = ridge_solve(gram, cross, ridge)
         risk = regularised_risk(solution, gram, cross, label_square, ridge)
         weight = kernels.host(solution)

@@ -30,15 +30,12 @@ from fedsolve.closedform.deepafl_client import KIND, block_of
 from fedsolve.closedform.predictors import DeepModel, Network
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
-from fedsolve.closedform.sums import MOMENTS, blocks_with, preparation_block, preparation_in, solve_moments
+from fedsolve.closedform.sums import LEVEL, MOMENTS, blocks_with, moments_block, preparation_in
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Total
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.scoring.candidates import ONE_FOLD
-
-LEVEL = ("gram", "cross", "label_square")
-"""Statistics that determine a layer's classifier: PhiᵀPhi, PhiᵀY, and sum of y² per class."""
 
 
 class Plan(NamedTuple):
@@ -333,8 +330,7 @@ class DeepAFLRun(Run[DeepModel]):
         self.hidden_gram = None
         self._solved = []
         if self._phase == "moments":
-            found = solve_moments(total, self.method.scale, self.method.intercept)
-            self.add(preparation_block(found))
+            self.add(moments_block(total, self.method.scale, self.method.intercept))
         if self._phase == "step" and self.sums is not None and self.sums.describe(total):
             self._advance(*(total.on(self._kernels, name) for name in self.plan.step))
         elif self._phase == "step":

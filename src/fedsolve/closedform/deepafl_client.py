@@ -16,7 +16,7 @@ from fedsolve.backends import NUMPY, Kernels, host, kernels_of
 from fedsolve.closedform.predictors import Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.sums import Accumulator, Rows, blocks_with, cached_rows
+from fedsolve.closedform.sums import LEVEL, Accumulator, Rows, blocks_with, cached_rows
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, Workspace, step
@@ -24,7 +24,8 @@ from fedsolve.federation.participant import ClientData, Memory, Workspace, step
 KIND = "deepafl"
 
 _KNOWN = {
-    *("gram", "cross", "label_square", "anchor", "step_feature", "step_cross", "step_gram"),
+    *LEVEL,
+    *("anchor", "step_feature", "step_cross", "step_gram"),
     *("hidden_gram", "hidden_residual", "hidden_feature", "hidden_cross", "hidden_initial"),
 }
 """Statistics that a request may ask for."""

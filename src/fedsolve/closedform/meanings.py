@@ -12,9 +12,10 @@ from fedsolve.arrays import Array
 from fedsolve.closedform.afl import AFLRun
 from fedsolve.closedform.deepafl import DeepAFLRun
 from fedsolve.closedform.solvers import EPS, Sandwich, solves
+from fedsolve.closedform.sums import LEVEL
 from fedsolve.federation.meaning import ADDITIVE, TOLERANCE, bounds, differing, differs
 
-_ROWS = frozenset({"gram", "cross", "label_square"})
+_ROWS = frozenset(LEVEL)
 _HIDDEN = _ROWS | {"hidden_gram", "hidden_cross", "hidden_feature"}
 _KERNELS = _ROWS | {"class_rows", "feature_gram"}
 _LIKELIHOOD = _ROWS | {"loss", "diagonal"}

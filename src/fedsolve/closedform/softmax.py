@@ -44,9 +44,9 @@ from fedsolve.closedform.sums import (
     base_of,
     cached_rows,
     check_sums,
+    moments_block,
     preparation_block,
     preparation_in,
-    solve_moments,
 )
 from fedsolve.container import digest
 from fedsolve.errors import DataError, DivergenceError
@@ -285,7 +285,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
 
     def absorb(self, total: Total) -> None:
         if self.scale is not None and not preparation_in(self.chain):
-            self.add(preparation_block(solve_moments(total, self.scale, intercept=False)))
+            self.add(moments_block(total, self.scale, intercept=False))
             self.record(total, "moments")
         elif self.whole is None:
             self._take_sums(total)

@@ -59,6 +59,10 @@ def base_of(chain: Chain) -> Any:
     return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None
 
 
+LEVEL = ("gram", "cross", "label_square")
+"""Sums that a classifier of some features Phi is solved from: PhiᵀPhi, PhiᵀY, and sum of y² per class."""
+
+
 class Accumulator:
     """The term of one answer under construction: named sums in the worker's buffers, or on a device.
 
@@ -72,7 +76,7 @@ class Accumulator:
         self._kernels = kernels
 
     def add_level(self, rows: Array, targets: Array) -> None:
-        """What a classifier of these features is solved from."""
+        """The sums of `LEVEL`."""
         self.add_gram("gram", rows)
         self.add_product("cross", rows, targets)
         self.add("label_square", (targets**2).sum(axis=0))
@@ -243,8 +247,8 @@ def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels =
 MOMENTS = "moments"
 
 
-def solve_moments(total: Total, scale: str | None, intercept: bool) -> Preparation:
-    """Means and standard deviations of the union of the cohort's rows.
+def moments_block(total: Total, scale: str | None, intercept: bool) -> Block:
+    """How rows are prepared: by means and standard deviations of the union of the cohort's rows.
 
     Columns whose variance is lost in rounding count as constant and are only centred. Targets of a regression
     get their deviation, about zero without an intercept, as a scale.
@@ -257,7 +261,7 @@ def solve_moments(total: Total, scale: str | None, intercept: bool) -> Preparati
     if "target_square" in total.term.arrays:
         spread = mean_and_deviation(weight, first, total["target_square"])[1]
     scales = deviation if scale == "standard" else np.ones_like(mean)
-    return Preparation(mean, scales, first / weight, target_scale=spread)
+    return preparation_block(Preparation(mean, scales, first / weight, target_scale=spread))
 
 
 def check_sums(total: Total, spec: Spec) -> None:
