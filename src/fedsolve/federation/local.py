@@ -91,11 +91,15 @@ class LocalFederation(Members, Federation):
         workers: int | None = None,
         *,
         classes: Sequence[Any] | None = None,
+        task: Task | None = None,
         sample_weight: Any = None,
         memory_budget: int = LOCAL_MEMORY,
         scratch: str | Path | None = None,
+        missing: Literal["error", "continue"] = "error",
+        min_clients: int = 1,
         schema: Schema | None = None,
-        **keywords: Any,
+        device: str | None = None,
+        label_names: Sequence[str] | None = None,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
@@ -103,17 +107,26 @@ class LocalFederation(Members, Federation):
             Of a DataFrame the model knows the columns and finds them by name.
         labels: (rows,); targets may be (rows, targets), and with label_names several labels a row are
             (rows, labels) of 0 and 1. owners: (rows,) integers from 0, or names as text.
+        task:     "classification" or "regression"; by what the labels are when None (`labels.task_of`).
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
         schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
             the federation unless others are declared.
-        The rest as for the class.
         """
         rows = partitioned(features, labels, owners, clients, sample_weight, memory_budget, scratch, schema)
         if classes is None and schema is not None:
             classes = schema.classes or None
-        made = cls(rows, classes=classes, workers=workers, **keywords)
+        made = cls(
+            rows,
+            classes=classes,
+            task=task,
+            workers=workers,
+            missing=missing,
+            min_clients=min_clients,
+            device=device,
+            label_names=label_names,
+        )
         if schema is None:
             made.column_names = tuple(map(str, getattr(features, "columns", ())))
         return made

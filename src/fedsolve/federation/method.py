@@ -16,13 +16,14 @@ from fedsolve import container, registry, version
 from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.folds import Part
 from fedsolve.federation.followers import Follow
 from fedsolve.federation.meaning import JUDGE, bounds
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
 from fedsolve.parameters import check
-from fedsolve.tables.schema import Extractor
+from fedsolve.tables.schema import Extractor, Schema
 
 __all__ = ["Block", "Chain", "Federation", "Method", "Record", "Request", "Run", "Spec", "Term", "Total"]
 
@@ -343,7 +344,13 @@ class Method(ABC, Generic[M]):
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
         follow: Follow = (),
-        **recipe: Any,
+        *,
+        schema: Schema | None = None,
+        standardise: bool = True,
+        class_weight: Literal["balanced"] | None = None,
+        calibrate: bool = False,
+        biases: bool | None = None,
+        part: Part | None = None,
     ) -> M:
         """Train over a federation.
 
@@ -352,11 +359,13 @@ class Method(ABC, Generic[M]):
         resume:     continue from that file if it exists; without it an existing file is not touched.
         follow:     followers of the training, such as trackers (see `followers`), and functions that are
                     called after every exchange with its record and the expected number of exchanges.
-        recipe:     what comes before and after the training, such as `schema` and `calibrate`: see `Recipe`.
+
+        The others say what comes before and after the training: see `Recipe`.
         """
         from fedsolve.federation.recipe import Recipe
 
-        return Recipe(self, **recipe).fit(federation, checkpoint, resume, follow)
+        recipe = Recipe(self, schema, standardise, class_weight, calibrate, biases, part)
+        return recipe.fit(federation, checkpoint, resume, follow)
 
 
 def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
