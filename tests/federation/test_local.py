@@ -165,17 +165,17 @@ class TestMemoryBudget:
 
     def test_everything_fits(self, tmp_path: Path) -> None:
         features = self.features(self.phi + self.hidden, tmp_path)
-        assert not features.mapped
+        assert not isinstance(features.phi, np.memmap)
         assert features._hidden is not None
 
     def test_only_phi_fits(self, tmp_path: Path) -> None:
         features = self.features(self.phi + self.hidden - 1, tmp_path)
-        assert not features.mapped
+        assert not isinstance(features.phi, np.memmap)
         assert features._hidden is None
 
     def test_nothing_fits_and_no_file_is_left(self, tmp_path: Path) -> None:
         features = self.features(self.phi - 1, tmp_path)
-        assert features.mapped
+        assert isinstance(features.phi, np.memmap)
         assert features._hidden is None
         assert list(tmp_path.iterdir()) == []
 
