@@ -13,6 +13,8 @@ from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import composed, epsilon_of, mu_of, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy import SecureFederation
+from fedsolve.privacy.census import Limits
+from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 
@@ -152,6 +154,14 @@ def test_a_budget_that_is_used_up_refuses_after_restart_and_after_a_backup(rows,
     shutil.rmtree(folder)
     with pytest.raises(fs.ModelFileError, match="0 entries"):
         site(folder, rows, 2.0)
+
+
+def test_accounts_in_memory_are_not_written_and_show_no_key(monkeypatch):
+    monkeypatch.setattr("fedsolve.container.to_bytes", None)
+    budget = Budget(None, b"secret")
+    budget.pay(ClientData(np.ones((2, 2)), np.zeros(2)), "answer", 0.1)
+    assert budget.spent > 0
+    assert "secret" not in f"{budget!r} {Disclosure(Limits(), b'secret')!r}"
 
 
 def test_with_a_budget_nothing_leaves_without_noise(rows, tmp_path):

@@ -684,5 +684,8 @@ def test_calls_out_of_turn_are_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"epoch": -1}, {"slots": 0}, {"threshold": 0}, {"threshold": True}])
 def test_impossible_setups_are_refused(wrong: dict[str, Any]) -> None:
+    note = {"run": "run", "epoch": 0, "slots": 1, "threshold": 3} | wrong
     with pytest.raises(DataError, match=next(iter(wrong))):
-        Setup(**({"run": "run", "epoch": 0, "slots": 1, "threshold": 3} | wrong))
+        Setup(**note)
+    with pytest.raises(TermError, match=next(iter(wrong))):
+        Setup.from_note(note)  # in a letter, of which the sender may hear more

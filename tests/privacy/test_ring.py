@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -219,6 +221,14 @@ def test_a_layout_travels_as_json() -> None:
     ):
         with pytest.raises(TermError, match="layout"):
             Layout.from_note(wrong)
+
+
+def test_a_copy_has_views_of_its_own() -> None:
+    total = WordSum.zeros(2, 3)
+    for found in (copy.deepcopy(total), pickle.loads(pickle.dumps(total))):
+        found.high[:] = found.single[:] = 7
+        assert found.limbs.tolist() == [0, 0, 7, 7, 7, 7, 7]
+    assert not total.limbs.any()
 
 
 def test_masks_that_did_not_cancel_are_noticed() -> None:

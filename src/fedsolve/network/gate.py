@@ -481,6 +481,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main(*sys.argv[1:]))
     except FedsolveError as problem:
-        sys.exit(f"error: {problem}")
+        _log.error("%s", problem)
+        sys.exit(1)
     except KeyboardInterrupt:
         pass

@@ -102,7 +102,7 @@ class Account:
         return cls(rows, left, numbers, needed, size, by_class, tuple(cohort), history, finished)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Disclosure:
     """A site's account of what it has told, in memory or in a folder.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, from_bytes, to_bytes
-from fedsolve.errors import DataError, TermError, explained
+from fedsolve.errors import DataError, TermError
 from fedsolve.privacy.primitives import KEY_BYTES, Sign
 
 TAG = "fedsolve secure sum 1"
@@ -63,8 +63,10 @@ class Setup:
     @classmethod
     def from_note(cls, note: Any) -> Setup:
         """The setup that a letter or a file is about; anything else is refused."""
-        with explained("the setup of this letter is damaged", error=TermError):
+        try:
             setup = cls(**note)
+        except (TypeError, DataError) as problem:
+            raise TermError(f"the setup of this letter is damaged ({problem}).") from problem
         if not isinstance(setup.run, str) or setup.slots > MOST_SLOTS:
             raise TermError(f"a setup has a name and at most {MOST_SLOTS} slots; got {setup.slots}.")
         return setup
@@ -88,8 +90,8 @@ COMMITTEE = 64
 
 
 def committee(names: Collection[str], about: str, colluders: int = 0, wanted: int = 0) -> list[str]:
-    """Who of these acts for all, in an order that follows from what it is about; anybody where it was said
-    how many are `wanted`."""
+    """Who of these may act for all, in an order that follows from what it is about: a committee; or all of
+    them, where so many signatures are `wanted`."""
     return shuffled(names, "committee", about)[: None if wanted else max(COMMITTEE, 4 * colluders)]
 
 

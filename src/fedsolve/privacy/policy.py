@@ -156,7 +156,7 @@ class SitePolicy:
             raise TermError(f"this site's policy allows {list(self.statistics)}; asked for are {others}.")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Budget:
     """A site's account of what its rows have cost.
 

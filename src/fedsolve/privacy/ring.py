@@ -175,8 +175,11 @@ class RingVector:
             )
         self.limbs = limbs
         self.wide = wide
-        # Views: lower and upper limbs of the wide numbers, and the numbers of one limb.
-        self.low, self.high, self.single = limbs[:wide], limbs[wide : 2 * wide], limbs[2 * wide :]
+
+    # Views, of a copy its own: lower and upper limbs of the wide numbers, and the numbers of one limb.
+    low = property(lambda self: self.limbs[: self.wide])
+    high = property(lambda self: self.limbs[self.wide : 2 * self.wide])
+    single = property(lambda self: self.limbs[2 * self.wide :])
 
     @classmethod
     def zeros(cls, wide: int, narrow: int) -> RingVector:

@@ -35,11 +35,12 @@ class Shelf:
 
     def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         """Write a note, and arrays, with their seal."""
-        if name.endswith(self._PLAIN):
-            data = container.sealed_json(note)
-        else:
-            data = container.to_bytes(arrays or {}, note, sealed=True)
-        self.write(name, data)
+        if self.folder is not None:
+            plain = name.endswith(self._PLAIN)
+            self.write(
+                name,
+                container.sealed_json(note) if plain else container.to_bytes(arrays or {}, note, sealed=True),
+            )
 
     def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
         """What `make` gives of the arrays and the note of a file; None where there is none."""

@@ -30,6 +30,7 @@ MOST = 16 << 20
 """A log of more bytes than this is copied to NAME.1, replacing an earlier copy, and emptied."""
 
 _ENVIRONMENT = "FEDSOLVE_PROCESS_LOG"
+_HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \S+ [A-Z]+ ")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
 
 
@@ -46,7 +47,7 @@ def message_of(text: str) -> str:
             document = json.loads(text)
             if isinstance(document, dict) and "message" in document:
                 return str(document["message"])
-    return text
+    return _HEAD.sub("", text)
 
 
 class LineFormat(logging.Formatter):

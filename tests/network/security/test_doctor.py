@@ -262,9 +262,14 @@ def test_a_server_of_another_version_is_named(deployment: Deployment, monkeypatc
     ("offset", "state"),
     [(0, "ok"), (-30, "ok"), (-90, "warning"), (30, "ok"), (90, "warning")],
 )
-def test_clocks(offset: float, state: str) -> None:
+def test_clocks(offset: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """offset: by how many seconds the server's clock is ahead."""
-    assert ("warning" if gate_client.clocks_apart(offset) else "ok") == state
+    about = {"site": "north", "wire": version.WIRE, "versions": {}}
+    monkeypatch.setattr(gate_client, "look", lambda *asked: (about, offset))
+    (found,) = (one for one in diagnosis._known("", None, None, "north") if one.check == "clock")
+    assert found.state == state
+    assert ("behind the server's" if offset > 0 else "ahead of the server's") in found.seen
+    assert bool(found.remedy) == (state == "warning")
 
 
 def test_a_proxy_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
