@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,8 @@ def test_help_teaches():
         page = fedsolve(command, "--help").stdout
         assert "Examples:" in page
         assert f"fedsolve {command}" in page.split("Examples:")[1]
+        # What is no option stands in the usage alone.
+        assert not re.search(r"^  [^ -]", page.partition("\nOutput:\n")[2], re.MULTILINE)
     assert "Exit codes:" in top.stdout
     assert fedsolve().stdout == top.stdout
     assert fedsolve("--version").stdout == f"fedsolve {fs.__version__}\n"

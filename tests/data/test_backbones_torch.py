@@ -105,6 +105,8 @@ def test_own_network_by_module_name(own: Path, monkeypatch: pytest.MonkeyPatch) 
     assert by_name.identity == by_file.identity
     ready = load_backbone(f"torch:{own}:ready?size=16")
     np.testing.assert_array_equal(by_name.extract(IMAGES), ready.extract(IMAGES))
+    named = [each for name, each in sys.modules.items() if name.startswith("fedsolve_backbone_")]
+    assert str(own) in [each.__spec__ and each.__spec__.origin for each in named]
 
 
 def test_own_identity(own: Path) -> None:

@@ -602,6 +602,8 @@ def test_every_metric_has_a_name_and_axes_have_signs() -> None:
     assert all(key == metric.key and metric.label for key, metric in METRICS.items())
     assert axis_label("residual_ridge", 0.01) == "γ = 0.01"
     assert axis_label("noise", 0.1) == "τ = 10 %"
+    assert axis_label("zero_activation", "tanh") == "tanh"
+    assert axis_label("block_activation", "gelu") == "block activation = gelu"
     assert axis_label("method", ("DeepAFL", 5)) == "DeepAFL (T = 5)"
     assert axis_label("method", ("AFL", None)) == "AFL"
     assert axis_label("depth", None) == ""

@@ -146,6 +146,7 @@ _WORDS = {
     "remove": {True: "removed (RI)", False: "left in"},
 }
 _PLAIN = ("dataset", "backbone", "partition", "stage", "network", "feedback")
+_PLAIN += ("activation", "zero_activation", "refinement_activation")
 _NAMES = {"remove": "regulariser", "noise": "flipped labels"}
 
 
@@ -168,8 +169,7 @@ def axis_label(axis: str, value: Any) -> str:
     if axis in _SHARES:
         return f"{_SHARES[axis]} = {100 * value:g} %"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    plain = axis in _PLAIN or axis.endswith("activation")
-    return text if plain else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
+    return text if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
 
 
 def spoken(parameter: str) -> str:

@@ -46,9 +46,7 @@ class Summary:
     found: int = 0
     ran: int = 0
     damaged: int = 0
-    left_out: dict[str, int] = field(
-        default_factory=dict
-    )  # by method, for want of a package; to be run later
+    left_out: dict[str, int] = field(default_factory=dict)  # by method, for want of a package
     seconds: float = 0.0
 
 

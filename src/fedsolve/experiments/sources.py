@@ -30,9 +30,7 @@ class ExperimentRows:
     key: str
     owners: Array | None = None  # (rows,) who owns each training row, as this column of the data says
     owner_column: str | None = None
-    pixels: str | None = (
-        None  # the backbone that gave images to a method that treats them, if not the named one
-    )
+    pixels: str | None = None  # the backbone, where a method that treats images took another than the named
 
 
 Source = Callable[[DatasetSpec, int, Tick], ExperimentRows]

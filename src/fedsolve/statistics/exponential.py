@@ -33,8 +33,8 @@ class Family(NamedTuple):
 
     variance: Function
     variance_slope: Function
-    kernel: Callable[[Array, Array], Array]  # what has (y, mu) in the log-likelihood of a row, at weight 1
-    rest: Callable[[Array, Array, float], Array]  # what has not, from (y, weight, phi)
+    kernel: Callable[[Array, Array], Array]  # the log-likelihood's part with (y, mu), at weight 1
+    rest: Callable[[Array, Array, float], Array]  # the part without, from (y, weight, phi)
     estimated: bool  # whether phi is
     links: tuple[str, ...]  # those that fit, the canonical one first
     allowed: str  # what outcomes may be

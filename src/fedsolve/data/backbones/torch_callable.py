@@ -10,7 +10,8 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -188,10 +189,11 @@ def _import(place: str, address: str) -> ModuleType:
                 raise DataError(f"{address}: there is no file {file}.")
             # A name of its own, so that a file called numpy.py does not replace numpy.
             name = f"fedsolve_backbone_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-            module = sys.modules[name] = ModuleType(name)
+            loader = SourceFileLoader(name, str(file))
+            module = sys.modules[name] = module_from_spec(ModuleSpec(name, loader, origin=str(file)))
             module.__file__ = str(file)
             try:
-                SourceFileLoader(name, str(file)).exec_module(module)
+                loader.exec_module(module)
             except BaseException:
                 del sys.modules[name]
                 raise
