@@ -230,6 +230,7 @@ def test_the_one_candidate_that_the_limits_leave_is_trained():
     assert (found.method, found.chosen) == ("afl", True)
     assert len(model.history) <= 6
     assert all("exchanges" in one.left_out for one in left)
+    assert found.left_out == "the limits leave no other candidate"
 
 
 @pytest.mark.slow

@@ -48,7 +48,9 @@ def test_estimates_are_what_travels(method):
 def test_secure_sums_leave_out_what_would_tell_too_much():
     with pytest.warns(CalibrationWarning, match="too few to be told about twice"):
         model = fs.Auto().fit(SecureFederation(federation(200, 8, 4)), calibrate=True)
-    assert [trial.method for trial in model.tried if trial.chosen] == ["afl"]
+    (taken,) = [trial for trial in model.tried if trial.chosen]
+    assert (taken.method, taken.loss) == ("afl", None)
+    assert taken.left_out == "200 rows are too few to be told about twice"
     assert any("tell too much" in trial.left_out for trial in model.tried)
     assert model.calibration is None
 

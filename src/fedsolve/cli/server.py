@@ -332,10 +332,17 @@ def _verify(options: ServerOptions, output: Output) -> list[Validity]:
     return certificates
 
 
+def _choice_line(chosen: dict[str, Any], tried: list[dict[str, Any]]) -> tuple[str, str]:
+    """Which candidate was the best, of how many; or why they were not compared."""
+    if compared := sum(one["loss"] is not None for one in tried):
+        return "chosen", f"{chosen['method']}, the best of {compared} on rows held out"
+    return "not compared", f"{chosen['left_out']}; {chosen['method']} is taken"
+
+
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("method", told["method"]),
-        *(("chosen", f"{one['method']}, of {len(told['tried'])}") for one in told["tried"] if one["chosen"]),
+        *(_choice_line(one, told["tried"]) for one in told["tried"] if one["chosen"]),
         ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),

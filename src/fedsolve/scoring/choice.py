@@ -41,6 +41,8 @@ from fedsolve.scoring.candidates import (
 )
 from fedsolve.scoring.lockstep import COMPARISON, alike, joined, models_question, share_of
 
+_MUCH = "would tell too much of what the rows hold"
+
 
 class ChoiceRun(Run[Any]):
     """Trials with their comparisons: see the module.
@@ -288,14 +290,14 @@ def _affordable(whole: StagedRun[Any], clients: int) -> tuple[list[Method[Any]],
         elif cost > most:
             why = f"takes {cost:.3g} MB with those before it"
         elif larger.told > most_told:
-            why = "would tell too much of what the rows hold, with those before it"
+            why = f"{_MUCH}, with those before it"
         if why:
             left.append(entry(candidate, left_out=why))
         else:
             taken.append(candidate)
             bill = larger
     if not taken and most_told < math.inf:
-        return [], left[1:], bill
+        return [], left, bill
     if not taken:
         raise DataError(
             "the budget is too small for any candidate: "
@@ -311,14 +313,19 @@ def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
     first, *others = method.candidates(whole.spec, rows)
     staged = layers_of(method, first)
     if rows < FEW or not (others or staged):
-        why = f"{rows} rows are too few to try candidates" if rows < FEW else ""
+        why = f"{rows} rows are too few to try candidates" if rows < FEW else "it is the only candidate"
         whole.method, whole.tried = first, (entry(first, chosen=True, left_out=why),)
         return None
     clients = len(next(record.cohort for record in whole.history if record.stage == "preparation"))
     taken, left, bill = _affordable(whole, clients)
     if not taken or (len(taken) < 2 and not staged):
+        why = "the limits leave no other candidate"
+        if not taken:  # the first of those left out is trained all the same
+            cost, *left = left
+            told = _MUCH in cost.left_out
+            why = f"{rows:,} rows are too few to be told about twice" if told else f"a trial {cost.left_out}"
         whole.method = taken[0] if taken else first
-        whole.tried = (entry(whole.method, chosen=True), *left)
+        whole.tried = (entry(whole.method, chosen=True, left_out=why), *left)
         return None
     run = ChoiceRun(method, whole.spec, rows, taken, left)
     whole.opened(run)
