@@ -266,8 +266,11 @@ class CohortReport:
 
     # -- errors ----------------------------------------------------------------------------------
 
-    def stopped(self, name: str, cause: Exception) -> FedsolveError:
-        """The error that stops a run because this member is missing."""
+    def stopped(self, name: str, cause: Exception, going_on: str = "missing='continue'") -> FedsolveError:
+        """The error that stops a run because this member is missing.
+
+        going_on: how the others are let go on without it, in the words of the engine; "" where they cannot.
+        """
         if isinstance(cause, Contradiction):
             return CohortError(
                 f"{self._where}: {cause.first} and '{name}' contradict each other; which of them is wrong "
@@ -278,9 +281,9 @@ class CohortReport:
             return DataError(f"participant '{name}': {why.removeprefix('DataError: ')}")
         if why.startswith(_DIVERGED):
             return DivergenceError(f"{self._where}: {why.removeprefix(_DIVERGED)}")
+        without = f", or let the federation go on without it ({going_on})" if going_on else ""
         return CohortError(
-            f"participant '{name}' failed in {self._where}: {why.rstrip('.')}. "
-            "Mend it and resume, or let the federation go on without it (missing='continue')."
+            f"participant '{name}' failed in {self._where}: {why.rstrip('.')}. Mend it and resume{without}."
         )
 
     def _too_few(self, least: int) -> FedsolveError:

@@ -439,7 +439,8 @@ class SecureFederation(Federation):
         report.lose(name, problem)
         if self.missing == "error":
             self._report(report)
-            raise report.stopped(name, problem) from problem
+            # Without it the others would have to be other sums; who may leave is said where one is missing.
+            raise report.stopped(name, problem, "") from problem
 
     # -- the run -----------------------------------------------------------------------------------
 
