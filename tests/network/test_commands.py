@@ -137,7 +137,7 @@ def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Pat
 def test_a_site_on_a_full_disk_hears_that_the_run_is_over(tmp_path: Path) -> None:
     heard = []
     diary = Diary(Output(quiet=True), tmp_path / "no such folder" / "sent.jsonl")
-    diary.on_over = lambda: heard.append("over")
+    diary.on_end = lambda event: heard.append(event.over)
     with pytest.raises(OSError, match="no such folder"):
         diary.enter(Event("told", "the run is complete", over=True))
-    assert heard == ["over"]
+    assert heard == [True]

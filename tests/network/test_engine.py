@@ -537,6 +537,8 @@ def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["status"] == "stopped"
     assert "at least 4" in report["why"]
+    told = [note for _, note in link.sent if note["ask"] == "tell"]
+    assert {(note["over"], note["failed"]) for note in told} == {(True, True)}
     silent.clear()
     link = PretendedLink(answerers(sites), lose)  # every site started anew, too
     model = train()
@@ -545,6 +547,7 @@ def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
     assert model.history[1].catch_up_bytes > 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["status"] == "complete"
+    assert (report["calibrate"], report["calibrated"]) == (False, False)
     assert [cohort["exchange"] for cohort in report["cohorts"]] == [0, 1, 1, 2]
 
 
@@ -662,6 +665,20 @@ def test_who_is_waited_for_is_told_once(sites):
     METHOD.fit(federate(link, tell=seen), follow=leave)
     (text,) = [text for text in told if "not connected" in text]
     assert text == "exchange 2: waiting for 'north': it is not connected"
+
+
+def test_who_of_the_registered_is_awaited_is_named(sites):
+    told = []
+    link = PretendedLink(answerers(sites))
+    link.listed = frozenset(NAMES)
+    link.present.discard(link.number("south"))
+    with pytest.raises(CohortError, match="3 of 4 clients came"):
+        federate(link, tell=told.append, patience=0.3).describe()
+    assert "3 of 4 clients are there; waiting for south" in told
+    link.listed |= {"zoo"}
+    with pytest.raises(CohortError, match="3 of 4 clients came"):
+        federate(link, tell=told.append, patience=0.3).describe()
+    assert told[-1] == "3 of 4 clients are there; waiting for 1 of south and zoo"
 
 
 def test_a_site_taken_off_the_list_is_not_waited_for(sites):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,39 @@ def test_a_server_and_a_gate_that_are_killed_change_no_bit(nodes: Nodes, sites: 
     assert same_bits(fs.load_model(tmp_path / "model.safetensors"), model)
     for name in NAMES:
         nodes.stop(name)
+
+
+def test_a_client_waits_for_a_server_that_was_killed_and_ends_with_a_run_that_failed(
+    sites: Sites, tmp_path: Path
+):
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
+    trial = ("--insecure", "--plain")
+    server = fedsolve("server", "--listen", address, *trial, "--clients", 2, "--classes", LIST)
+    server += ["--method", "afl", "--state", str(tmp_path / "state")]
+    (tmp_path / "policy.toml").write_text('methods = ["deepafl"]\n')
+    with ExitStack() as stack:
+        clients = {}
+        for name in NAMES[:2]:
+            where = ("--server", address, "--data", sites.save(name, tmp_path), "--state", tmp_path / name)
+            asked = ("--policy", tmp_path / "policy.toml") if name == NAMES[0] else ()
+            words = fedsolve("client", "--name", name, "--once", *trial, *where, *asked)
+            clients[name] = stack.enter_context(running(words, tmp_path / f"{name}.log"))
+            if name == NAMES[0]:
+                with running(server, log) as process:
+                    wait_until(lambda: f"'{NAMES[0]}' is there" in log.read_text(), process, log)
+                    os.kill(process.pid, signal.SIGKILL)
+        with running(server, log) as process:
+            assert process.wait(PATIENCE) == 3, log.read_text()
+        for name, client in clients.items():
+            assert client.wait(PATIENCE) == 3, (tmp_path / f"{name}.log").read_text()
+            assert (
+                "error: the run stopped: participant 'east' failed" in (tmp_path / f"{name}.log").read_text()
+            )
+        words = fedsolve("client", "--name", "east", "--once", *trial, *where)
+        alone = stack.enter_context(running(words, tmp_path / "alone.log"))
+        wait_until(lambda: "Trying again" in (tmp_path / "alone.log").read_text(), alone, log)
+        alone.send_signal(signal.SIGINT)
+        assert alone.wait(PATIENCE) == 130
 
 
 def test_a_trial_without_keys_from_a_configuration(sites: Sites, tmp_path):
@@ -250,7 +284,7 @@ def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeyp
     [
         (("server", "--clients", 2, "--insecure", "--keys", "k"), 2, "--insecure uses no keys"),
         (("server", "--clients", 3, "--keys", "nowhere"), 4, "fedsolve keys"),
-        (("server", "--clients", 2, "--insecure", "--classes", "a"), 2, "Give two at least"),
+        (("server", "--clients", 2, "--insecure", "--plain", "--classes", "a"), 2, "Give two"),
         (("server", "--clients", 3, "--insecure"), 2, "with --insecure give --plain too"),
         (("server", "--clients", 2), 2, "a secure sum takes 3 sites at least"),
         (("server", "--clients", 3, "--seed", 7), 2, "the sites draw the seed together"),

@@ -15,17 +15,18 @@ from fedsolve.backends.devices import resolve
 from fedsolve.cli.command import TwoPages
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import Options, command, option, required
-from fedsolve.cli.output import LoggedOutput, Output, write_text
+from fedsolve.cli.output import Interrupted, LoggedOutput, Output, write_text
 from fedsolve.cli.run_options import named_classes
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, site_rows
 from fedsolve.data.targets import check_target
-from fedsolve.errors import DataError
+from fedsolve.errors import CohortError, DataError
 from fedsolve.network.calls import address
 from fedsolve.network.keyfolder import state_folder
 from fedsolve.pages.words import known, megabytes
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
 if TYPE_CHECKING:
+    from fedsolve.network.answering import Event
     from fedsolve.network.certificates import Validity
 
 _DAY = 24 * 3600.0
@@ -38,7 +39,7 @@ _USUAL = ("afl", "softmax", "deepafl")
 class ClientSiteOptions(DeviceOptions, SiteOptions):
     server: str = required("The server's address.", "HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
-    once: bool = option(False, "End when a run is complete, instead of waiting for more.")
+    once: bool = option(False, "End when a run is complete or has failed, instead of waiting for more.")
     dry_run: bool = option(False, "Send nothing: say what would be sent and told, and which rows wait.")
 
 
@@ -50,7 +51,8 @@ def client(site: ClientSiteOptions, rows: SiteDataOptions, output: LoggedOutput)
     rows, masked so that the server sees totals over all sites only, listed as they go and kept in sent.jsonl.
     Nothing is run but the fedsolve installed here, and no port is opened. Stop with Ctrl-C; start again at
     any time: a site that was away is brought up to date. A site whose columns, schema or backbone are not
-    those of the run ends at once, with exit code 2.
+    those of the run ends at once, with exit code 2. With --once it ends with the run: with 0 where there is
+    a model, with 3 where the run failed.
 
     # take part with images in one folder per class, as features of a pre-trained backbone
     fedsolve client --server fed.example.org:9092 --keys keys --name north \\
@@ -127,13 +129,25 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
         connection = Connection(site.server, keys.authority, keys.client_key(site.name))
     made, diary = answerer(site, data, output, device=site.device)
     node = SiteNode(made, connection, tell=output.note, connected=_expiry(site, output))
-    diary.on_over = node.stop if site.once else None
-    diary.on_barred = node.stop
+    ended: list[Event] = []
+
+    def end(event: Event) -> None:
+        if event.barred or site.once:
+            ended.append(event)
+            node.stop()
+
+    diary.on_end = end
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stop())
     node.serve()
-    if diary.barred is not None:
-        raise DataError(f"'{site.name}' cannot take part: {diary.barred}")
+    for event in ended[:1]:
+        if event.barred:
+            why = event.text.removeprefix("DataError: ").removeprefix("refused: ")
+            raise DataError(f"'{site.name}' cannot take part: {why}")
+        if event.failed:
+            raise CohortError(event.text)
+    if site.once and not ended:
+        raise Interrupted("stopped before a run was over. Start this again to go on.")
     return {"name": site.name, "rows": len(made), **diary.summary()}
 
 

@@ -189,12 +189,13 @@ def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
 
 
 class Diary:
-    """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each."""
+    """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each.
+
+    on_end: hears that a run is over, or that this site cannot take part.
+    """
 
     def __init__(self, output: Output, path: Path) -> None:
-        self.on_over: Any = None
-        self.on_barred: Any = None
-        self.barred: str | None = None
+        self.on_end: Callable[[Event], None] = lambda event: None
         self._output = output
         self._path = path
         self._answers = self._sent = self._received = 0
@@ -213,12 +214,8 @@ class Diary:
         clock = "" if self._output.log == "json" else f"{time.strftime('%H:%M:%S')} "
         fields = {name: value for name, value in vars(event).items() if name not in ("text", "about")}
         self._output.note(f"{clock}{where}{event.text}{traffic}", **fields)
-        if event.over and self.on_over is not None:
-            self.on_over()
-        if event.barred:
-            self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
-            if self.on_barred is not None:
-                self.on_barred()
+        if event.over or event.barred:
+            self.on_end(event)
         # Last: on a full disk a site must hear all the same that the run is over.
         line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

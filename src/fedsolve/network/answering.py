@@ -44,7 +44,8 @@ from fedsolve.version import __version__
 class Event:
     """Something to show to the people at a node.
 
-    over: the run has ended. barred: this site cannot take part as it is, and waiting would not mend it.
+    over: the run has ended; failed: without a model. barred: this site cannot take part as it is, and waiting
+    would not mend it.
     """
 
     what: Literal["described", "answered", "refused", "told"]
@@ -56,6 +57,7 @@ class Event:
     seconds: float = 0.0
     arrays: tuple[str, ...] = ()
     over: bool = False
+    failed: bool = False
     barred: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -174,8 +176,8 @@ class Answerer:
             traceback.print_exc()
 
     def _hear(self, note: Note, _: Array) -> tuple[Note, bytes]:
-        over, barred = (bool(note.get(word)) for word in ("over", "barred"))
-        self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
+        about = {word: bool(note.get(word)) for word in ("over", "failed", "barred")}
+        self._tell(Event("told", str(note.get("message")), **about))
         return {}, b""
 
     def _describe(self, note: Note, _: Array) -> tuple[Note, bytes]:

@@ -34,6 +34,7 @@ from fedsolve.network.link import Link
 from fedsolve.network.parcels import LARGEST, Note
 from fedsolve.network.questions import REMOVED, TRIES, Policy, Questions, Say, Waiting, deadline
 from fedsolve.network.roster import Roster
+from fedsolve.pages.words import listed
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema
 from fedsolve.watching.board import SiteStanding
@@ -42,6 +43,8 @@ __all__ = ["CohortReport", "NetworkFederation", "Policy"]
 
 _SLACK = 1 << 20
 """Bytes that an answer may take besides its numbers."""
+
+_GOING_ON = "--missing continue; in Python missing='continue'"
 
 
 class NetworkFederation(Federation):
@@ -140,7 +143,7 @@ class NetworkFederation(Federation):
     def describe(self, patience: float | None = None) -> Spec:
         """What a method needs to know; waits until enough clients are there and agree."""
         patience = self._gather if patience is None else patience
-        until, announced = deadline(patience), -1
+        until, announced = deadline(patience), ""
         while True:
             self._roster.look(0.2)
             self._roster.admit(0.0)
@@ -155,9 +158,10 @@ class NetworkFederation(Federation):
             began, registered = self.agreement.only, self._roster.link.registered()
             if began is not None and registered is not None and (gone := began - registered):
                 raise departed(gone, began & registered)
-            if there != announced:
-                announced = there
-                self._tell(f"{announced} of {self.expected} clients are there")
+            text = f"{there} of {self.expected} clients are there{self._awaited(registered)}"
+            if text != announced:
+                announced = text
+                self._tell(text)
             if time.monotonic() > until:
                 came = f"{there} of {self.expected} clients came within {patience:g} s."
                 raise CohortError(f"{came} {self._roster.why_refused()}Start them and resume.")
@@ -166,6 +170,13 @@ class NetworkFederation(Federation):
         if self.agreement.secure and self.agreement.only is None:
             self.agreement.only = frozenset(members)
         return dataclasses.replace(self.agreement.settle(members), device=self._device)
+
+    def _awaited(self, registered: frozenset[str] | None) -> str:
+        """Who of those that may take part is not there yet, where there is a list of them."""
+        lacking = sorted((self.agreement.only or registered or frozenset()) - self._roster.members.keys())
+        more = self.expected - len(self._roster.members)
+        some = "" if len(lacking) <= more else f"{more} of "
+        return f"; waiting for {some}{listed(lacking, 12)}" if lacking else ""
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in the order of names."""
@@ -187,7 +198,7 @@ class NetworkFederation(Federation):
                     if goes_on and not isinstance(cause, Contradiction):
                         continue
                     self._finish(report, started)
-                    raise report.stopped(name, cause) from cause
+                    raise report.stopped(name, cause, _GOING_ON) from cause
                 sums.add(answer)
                 report.enter(answer)
                 del answer  # the next one takes its place
@@ -287,8 +298,9 @@ class NetworkFederation(Federation):
         report.seconds = time.monotonic() - started
         self._report(report)
 
-    def tell_all(self, message: str, over: bool = False) -> None:
-        self._roster.tell_all(message, over, self._waiting.grace)
+    def tell_over(self, message: str, failed: bool = False) -> None:
+        """Tell the members that the run has ended, with a model or without (`failed`)."""
+        self._roster.tell_over(message, failed, self._waiting.grace)
 
     def __repr__(self) -> str:
         return f"NetworkFederation({len(self._roster.members)} clients, missing={self.missing!r})"

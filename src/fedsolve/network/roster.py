@@ -151,12 +151,12 @@ class Roster:
             raise CohortError(f"the network took {taken} of {len(nodes)} messages; its log says why. Resume.")
         return messages
 
-    def tell_all(self, message: str, over: bool, seconds: float) -> None:
-        """Show the people at every node a message; each node has so many seconds to take it."""
+    def tell_over(self, message: str, failed: bool, seconds: float) -> None:
+        """Tell every node that the run has ended, and how; each has so many seconds to take it."""
         self.look()
         online = [member.node.id for member in self.members.values() if member.online]
         if online:
-            note = self.agreement.note("tell") | {"message": message, "over": over}
+            note = self.agreement.note("tell") | {"message": message, "over": True, "failed": failed}
             for number, name in zip(online, self.link.send(online, note, b""), strict=True):
                 # Nobody need have heard it, but whoever is there now has a moment to take it.
                 until = time.monotonic() + seconds

@@ -140,7 +140,7 @@ def run_method(
     state.about = {
         "method": recipe.method.key,
         "parameters": recipe.method.parameters(),
-        "calibrated": recipe.calibrate,
+        "calibrate": recipe.calibrate,
         "started": _clock(time.time()),
         "status": "running",
     }
@@ -161,28 +161,30 @@ def run_method(
             state.about["seed"] = recipe.method.parameters().get("seed")
         model: Model = recipe.fit(engine, state.checkpoint, resume=True, follow=[advanced, *follow])
         model.check_finite("the model, which was not saved,")
+        if model.schema is None:
+            model.schema = numbers_schema(federation.agreement.columns, spec.classes)
+        model.card = training_card(model, recipe)
+        state.over.unlink(missing_ok=True)
+        model.save(state.model)
+        state.history = [record.as_dict() for record in model.history]
+        calibrated = model.calibration is not None or model.spread is not None
+        state.write_report(status="complete", model=str(state.model), calibrated=calibrated)
+        if score is not None:
+            state.measured = score(engine, model)
+            state.write_report(**{_MEASURED: state.measured})
+            Followers(*follow).scored(state.measured)
     except FedsolveError as problem:
-        state.write_report(status="stopped", why=str(problem))
+        if state.about["status"] == "running":
+            state.write_report(status="stopped", why=str(problem))
         with suppress(FedsolveError):
-            federation.tell_all(f"the run stopped: {problem}")
+            federation.tell_over(f"the run stopped: {problem}", failed=True)
         raise
-    if model.schema is None:
-        model.schema = numbers_schema(federation.agreement.columns, spec.classes)
-    model.card = training_card(model, recipe)
-    state.over.unlink(missing_ok=True)
-    model.save(state.model)
-    state.history = [record.as_dict() for record in model.history]
-    state.write_report(status="complete", model=str(state.model))
-    if score is not None:
-        state.measured = score(engine, model)
-        state.write_report(**{_MEASURED: state.measured})
-        Followers(*follow).scored(state.measured)
     return model
 
 
 def say_over(federation: NetworkFederation, state: State) -> None:
     """Tell the sites that the run is over, and remember that they were told."""
-    federation.tell_all("the run is complete", over=True)
+    federation.tell_over("the run is complete")
     container.write_atomically(state.over, b"")
 
 
@@ -213,7 +215,8 @@ def finished(
         return None
     asked = json.loads(json.dumps(recipe.method.parameters()))
     same = (recipe.method.key, asked, recipe.calibrate)
-    if (report.get("method"), report.get("parameters"), report.get("calibrated", False)) != same:
+    calibrate = report.get("calibrate", report.get("calibrated", False))  # in 0.2, the one word said both
+    if (report.get("method"), report.get("parameters"), calibrate) != same:
         other = f"{state.folder} holds a complete run of {report.get('method')} with other parameters."
         raise ModelFileError(f"{other} Choose another state folder.")
     state.check(None if classes is None else class_list(classes), task, clients, schema)
