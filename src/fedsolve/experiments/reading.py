@@ -108,7 +108,7 @@ def _experiment(document: Any, stem: str, text: str) -> Experiment:
     for spec in chosen:
         for each in spec.datasets or ():
             if each not in names:
-                raise DataError(f"unknown dataset '{each}' in {spec.name}.{known_are(each, names)}")
+                raise DataError(f"{spec.name}: unknown dataset '{each}'.{known_are(each, names)}")
     _check_shared(grid, methods, "[grid]")
     _check_shared(shared, methods, "[parameters]")
     for dataset in datasets:
