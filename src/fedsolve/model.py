@@ -31,7 +31,7 @@ from fedsolve.labels import label_matrix, labels_from_note, labels_note, regress
 from fedsolve.pages.templates import html_table
 from fedsolve.registry import allowing, restricted
 from fedsolve.tables.encoder import encode, is_table
-from fedsolve.tables.preparation import Preparation
+from fedsolve.tables.preparation import Preparation, far_outside
 from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ class Model(ABC):
     """Whether the model belongs to one client and must not be sent to anybody."""
     logits = False
     """Whether softmax of the scores gives probabilities."""
+    predicted: ClassVar[str] = "prediction"
+    scored: ClassVar[str] = ""
+    """What a regression's answers are called, and its scores where they are something else."""
 
     labels: tuple[str, ...] = ()
     cuts: Array | None = None
@@ -124,6 +127,11 @@ class Model(ABC):
         """Whether it predicts numbers, not classes or labels."""
         return self.classes is None and not self.labels
 
+    @property
+    def judged(self) -> Array | None:
+        """The classes by whose probabilities it is evaluated; None where numbers are compared."""
+        return self.classes
+
     def decision_function(self, features: Any) -> Array:
         """Scores, shape (rows, classes), (rows, targets) or (rows, labels)."""
         return self.scores(self._checked(features))
@@ -133,8 +141,15 @@ class Model(ABC):
 
         Errors of least squares are taken against these: the scores themselves, or the softmax of logits.
         """
-        scores = self.decision_function(features)
+        return self.estimated(self.decision_function(features))
+
+    def estimated(self, scores: Array) -> Array:
+        """The same of scores."""
         return np.asarray(softmax(scores, axis=1)) if self.logits else scores
+
+    def known_scores(self, features: Any) -> Array:
+        """Scores of rows, NaN for those that lack what the model needs; by default such rows are refused."""
+        return self.decision_function(features)
 
     def predict(self, features: Any) -> Array:
         """The class with the largest score, the predicted targets, or 0 and 1 for each of several labels."""
@@ -290,7 +305,12 @@ class Model(ABC):
             return (self.shares(scores, calibrated) >= cuts).astype(np.int64)
         if self.classes is not None:
             return np.asarray(self.classes[np.argmax(scores, axis=1)])
-        return scores[:, 0] if self.outputs == 1 else scores
+        found = self.estimated(scores)
+        return found[:, 0] if self.outputs == 1 else found
+
+    def strange(self, features: Array, source: str) -> list[str]:
+        """One sentence for each way in which these encoded rows are not like those of training."""
+        return far_outside(self.schema, self.column_moments, features, source)
 
     def _rate(self, predicted: Array, labels: Any) -> float:
         labels = np.asarray(labels)
@@ -307,7 +327,8 @@ class Model(ABC):
         spread = np.sum((target - target.mean(axis=0)) ** 2, axis=0)
         return float(np.mean(1.0 - error / spread))
 
-    def _checked(self, values: Any) -> Array:
+    def _rows(self, values: Any) -> Array:
+        """Rows as numbers of the right width."""
         if is_table(values):
             if self.schema is None:
                 raise DataError(
@@ -323,10 +344,18 @@ class Model(ABC):
             )
         if features.dtype.kind not in "fiub":
             raise DataError(f"features must be real numbers; got dtype {features.dtype}.")
+        return features
+
+    def _checked(self, values: Any) -> Array:
+        features = self._rows(values)
         if self.preparing is not None:
             features = self.preparing.apply(features)
         if features.dtype.kind == "f" and not np.all(np.isfinite(features)):
-            raise DataError("features contain NaN or infinite values. Remove or impute them.")
+            row, column = np.argwhere(~np.isfinite(features))[0]
+            raise DataError(
+                f"features contain NaN or infinite values (first in row {row}, column {column}). Remove or "
+                "impute them."
+            )
         return features
 
     def check_finite(self, what: str = "the model") -> None:

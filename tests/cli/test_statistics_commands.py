@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 
 import fedsolve as fs
@@ -95,3 +97,32 @@ def test_columns_without_values_and_names_with_spaces(files: list[Path], tmp_pat
     refused(gone, 2, "no row is complete: of 686 rows, values are missing of empty in 686")
     lines = {line["column"]: line for line in document("describe", tmp_path / "odd.csv")["table"]}
     assert lines["empty"]["missing"] == 686
+
+
+def test_predict_writes_what_the_model_predicts(files: list[Path], tmp_path: Path) -> None:
+    saved, new, out = tmp_path / "glm.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
+    document("glm", "cens ~ age + C(tgrade)", *files, "--family", "binomial", "--out", saved)
+    frame = table("gbsg2")[["age", "tgrade"]].head(8).assign(who=[f"P{row}" for row in range(8)])
+    frame["age"] = frame.age.where(frame.index != 3)
+    frame.to_csv(new, index=False)
+    told = fedsolve("predict", saved, new, "--scores", "--keep", "who", "--out", out)
+    assert told.exit_code == 0
+    assert "1 of 8 rows have no prediction" in told.stderr
+    assert "row 3 (age)" in told.stderr
+    written = pandas.read_csv(out)
+    assert written.columns.tolist() == ["row", "who", "prediction", "linear_predictor"]
+    expected = fs.load_model(saved).predict(table("gbsg2").head(8))
+    there = written.index != 3
+    near(written.prediction[there], expected[there], 1e-12)
+    near(1 / (1 + np.exp(-written.linear_predictor[there])), expected[there], 1e-12)
+    assert written.loc[3, ["prediction", "linear_predictor"]].isna().all()
+    assert "(--keep who writes it beside" in fedsolve("predict", saved, new).stderr
+    refused(fedsolve("predict", saved, new, "--strict", "--keep", "who"), 2, "1 of 8 rows have no prediction")
+    refused(fedsolve("predict", saved, new, "--probabilities"), 2, "the prediction is the probability of 1")
+
+
+def test_predictions_of_a_cox_regression_are_called_what_they_are(files: list[Path], tmp_path: Path) -> None:
+    saved = tmp_path / "cox.safetensors"
+    document("cox", "Surv(time, cens) ~ age + C(horTh)", *files, "--out", saved)
+    told = document("predict", saved, files[0])
+    near(told["relative_hazard"], fs.load_model(saved).predict(pandas.read_csv(files[0])), 1e-12)

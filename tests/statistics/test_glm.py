@@ -217,8 +217,14 @@ def test_predictions_need_no_outcome_and_name_numbers_far_from_those_of_training
     near(model.predict(some), model.predict(frame)[:20], 1e-12)
     with pytest.warns(fs.ConditionWarning, match="column 'age': 20 of 20 rows are far"):
         model.predict(some.assign(age=some.age * 365))
-    with pytest.raises(DataError, match="'religious' is missing, or has a category"):
-        model.predict(some.assign(religious="9"))
+    gaps = some.assign(age=some.age.where(some.index != 2))
+    gaps.loc[4, "religious"] = "9"
+    with pytest.warns(fs.ConditionWarning, match=r"2 of 20 rows have no .* row 2 \(age\), row 4 \(rel"):
+        found = model.predict(gaps)
+    assert np.flatnonzero(np.isnan(found)).tolist() == [2, 4]
+    near(np.delete(found, [2, 4]), np.delete(model.predict(some), [2, 4]), 1e-12)
+    with pytest.raises(DataError, match=r"2 of 20 rows have no prediction.* Fill them in"):
+        model.decision_function(gaps)
     with pytest.raises(DataError, match="20 rows give no finite number"):
         GLM("had ~ log(age)", family="binomial").fit(federation(frame)).predict(some.assign(age=0.0))
 

@@ -33,7 +33,6 @@ from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
-from fedsolve.tables.preparation import far_outside
 from fedsolve.tables.table_file import TrainOrTest
 
 
@@ -81,7 +80,7 @@ _PREDICTIONS = "Predictions"
 class PredictOptions(DepthOptions):
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     out: str | None = option(None, "Where to write the csv.", "FILE", none="stdout", group=_PREDICTIONS)
-    scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
+    scores: bool = option(False, "Add one score column per class, or linear_predictor.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option((), "Column to write too.", "NAME", none="identifiers", group=_PREDICTIONS)
     level: float | None = option(
@@ -92,7 +91,7 @@ class PredictOptions(DepthOptions):
         none="0.95",
         group=_PREDICTIONS,
     )
-    strict: bool = rare(False, "Refuse numbers far from those of training.", group=READING)
+    strict: bool = rare(False, "Refuse numbers far from those of training, and gaps.", group=READING)
 
 
 @command()
@@ -104,7 +103,9 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     are least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
     but they are not probabilities. --probabilities gives those, calibrated where the model was trained so. Of
     a regression the columns are prediction, low and high: an interval by the errors on rows held out. Of
-    several labels a row there is a column of 0 and 1 for each, label_NAME.
+    several labels a row there is a column of 0 and 1 for each, label_NAME. Models of a formula (glm, mixed)
+    give the mean of the outcome, cox the relative_hazard against a row of zeros, and --scores the
+    linear_predictor; a row that lacks a value which the formula needs has an empty prediction.
 
     # a csv with the columns row and label
     fedsolve predict model.safetensors data.npz --out labels.csv
@@ -118,8 +119,9 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     sources = options.data
     check_target(options.out, options.model, *sources, root=reading.root)
     model = options.predictor()
-    if model.regression and (flags := options.given("scores", "probabilities")):
-        raise click.UsageError(f"{flags[0]} is of classes, and this model predicts numbers")
+    if model.regression and (flags := options.given("probabilities", *[] if model.scored else ["scores"])):
+        chances = "; the prediction is the probability of 1" if model.judged is not None else ""
+        raise click.UsageError(f"{flags[0]} is of classes, and this model predicts numbers{chances}")
     if options.level is not None and (model.classes is not None or model.spread is None):
         raise click.UsageError("--level needs a regression that was trained with rows held out, whole")
     pictures = (source for source in sources if image_path(source, reading.root, options.part))
@@ -129,16 +131,17 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     )
     strange = []
     for part in rows:
-        strange += far_outside(model.schema, model.column_moments, part.features, part.source)
+        strange += model.strange(part.features, part.source)
     if strange and options.strict:
         raise DataError(" ".join(strange))
     scores = scores_of(model, [part.features for part in rows])
     answers = model.decided(scores)
-    columns = {"prediction" if model.regression else "label": answers}
+    columns = {model.predicted if model.regression else "label": answers}
     if model.regression and model.spread is not None:
         reach = model.spread.reach(options.level or 0.95)
         columns |= {"low": answers - reach, "high": answers + reach}
-    columns |= {"score": scores} if options.scores else {}
+    if options.scores:
+        columns |= {model.scored: scores[:, 0]} if model.regression else {"score": scores}
     columns |= {"probability": model.shares(scores)} if options.probabilities else {}
     document: dict[str, Any] = {
         "model": options.model,
@@ -247,7 +250,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         balanced = found.balanced_accuracy
         doubts = doubts or majority_doubt(found.accuracy, data.labels, "these rows", balanced)
     groups = None if options.by is None else by_column(model, data, options.by)
-    doubts = far_outside(model.schema, model.column_moments, data.features, data.source) + doubts
+    doubts = model.strange(data.features, data.source) + doubts
     document = named | {"layers": options.layers} | found.as_dict() | more
     chosen = {name: asdict(one) for name, one in limits.items()}
     document |= {"thresholds": chosen or None} if model.labels else {"threshold": chosen.get("")}
@@ -274,6 +277,8 @@ def _csv(beside: dict[str, list[Any]], added: dict[str, Array], classes: Array |
     """A line for each row: what tells it apart, and what is predicted, of every class or target."""
     columns, heads = [*beside.values()], [*beside]
     for name, values in added.items():
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            values = np.where(np.isnan(values), "", values.astype(object))  # no prediction
         columns += values.T.tolist() if values.ndim > 1 else [values.tolist()]
         labels = range(values.shape[-1]) if classes is None else classes.tolist()
         heads += [f"{name}_{label}" for label in labels] if values.ndim > 1 else [name]

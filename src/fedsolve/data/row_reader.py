@@ -235,9 +235,10 @@ class RowReader:
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
         if strange:
+            hint = "" if wanted["labelled"] else f" (--keep {strange[0]} writes it beside the predictions)"
             self.told.warn(
-                f"{data}: the model was trained without {', '.join(map(repr, strange))}, which "
-                f"{'are' if len(strange) > 1 else 'is'} ignored."
+                f"{data}: the model does not use {', '.join(map(repr, strange))}, which "
+                f"{'are' if len(strange) > 1 else 'is'} ignored{hint}."
             )
         return replace(rows, schema=None)
 

@@ -77,7 +77,7 @@ def estimates(graph: OnnxGraph, model: Model, found: Value) -> Any:
     writer = _ESTIMATES.get(type(model))
     if writer is not None:
         return writer(graph, model, found)
-    if type(model).estimates is not Model.estimates:
+    if any(getattr(type(model), name) is not getattr(Model, name) for name in ("estimates", "estimated")):
         raise DataError(
             f"a model of family '{model.family}' ({type(model).__name__}) has estimates of its own, and "
             "nothing says how to write them (fedsolve.export.writes_estimates)."

@@ -69,9 +69,10 @@ def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
 
 
 def scores_of(model: Model, features: Sequence[Array]) -> Array:
-    """Scores of rows, some thousand at a time, so that what layers give is never held whole."""
+    """Scores of rows, some thousand at a time, so that what layers give is never held whole; NaN where a row
+    lacks what the model needs."""
     spans = (part[i : i + _MANY] for part in features for i in range(0, max(1, len(part)), _MANY))
-    return np.concatenate([model.decision_function(rows) for rows in spans])
+    return np.concatenate([model.known_scores(rows) for rows in spans])
 
 
 def about(

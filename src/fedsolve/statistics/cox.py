@@ -43,8 +43,10 @@ class CoxModel(RegressionModel):
     times: Array
     hazard: Array  # cumulative, at the mean of all rows and these times, with one baseline only
 
-    def estimates(self, features: Any) -> Array:
-        return np.asarray(np.exp(self.decision_function(features)))
+    predicted: ClassVar[str] = "relative_hazard"
+
+    def estimated(self, scores: Array) -> Array:
+        return np.asarray(np.exp(scores))
 
 
 @register(

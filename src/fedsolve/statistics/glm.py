@@ -37,8 +37,12 @@ class GLMModel(RegressionModel):
     family: ClassVar[str] = "glm"
     title: ClassVar[str] = "Generalised linear model"
 
-    def estimates(self, features: Any) -> Array:
-        return np.asarray(LINKS[self.facts["link"]].mean(self.decision_function(features)))
+    @property
+    def judged(self) -> Array | None:
+        return np.arange(2) if self.facts["family"] == "binomial" else None
+
+    def estimated(self, scores: Array) -> Array:
+        return np.asarray(LINKS[self.facts["link"]].mean(scores))
 
 
 @register(

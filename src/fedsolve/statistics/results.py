@@ -27,6 +27,9 @@ Lines = list[tuple[str, ...]]
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100)
 """Marks on the axis of a forest plot."""
 
+_SHOWN_ROWS = 5
+"""Rows without a prediction that are named."""
+
 
 def number(value: Any, digits: int = 4) -> str:
     """A number as tables print it; nothing where there is none."""
@@ -217,6 +220,7 @@ class RegressionModel(CoefficientTable):
     """Coefficients of a formula's columns, and predictions for new rows."""
 
     predicts: ClassVar[bool] = True
+    scored: ClassVar[str] = "linear_predictor"
     scales: dict[str, Any]  # mean and deviation of columns that the formula standardises
     ranges: Array  # (2, columns) the same of all columns; numbers of new rows that are far off are named
 
@@ -250,27 +254,71 @@ class RegressionModel(CoefficientTable):
             mean, scale, centre = (np.append(each[there], np.full(more, value)) for each, value in parts)
             self.preparing = Preparation(mean, scale, centre=centre)
 
-    def _checked(self, values: Any) -> Array:
+    def _rows(self, values: Any) -> Array:
         if is_table(values) and self.schema is not None:
             values = encode(self.schema, values, extra="ignore")
-        return super()._checked(values)
+        return super()._rows(values)
+
+    def _checked(self, values: Any) -> Array:
+        rows = self._rows(values)
+        for gaps in self._gaps(rows, "these rows"):
+            raise DataError(f"{gaps} Fill them in, or leave these rows out.")
+        return super()._checked(rows)
+
+    def known_scores(self, features: Any) -> Array:
+        rows = self._rows(features)
+        there, scores = self._complete(rows), np.full((len(rows), 1), np.nan)
+        if there.any():
+            scores[there] = self.decision_function(rows[there])
+        return scores
 
     def predict(self, features: Any) -> Array:
-        return self.estimates(features)[:, 0]
+        """The mean of the outcome, or what else the model tells; NaN of rows that lack a value it needs."""
+        rows = self._rows(features)
+        for remark in self.strange(rows, "new rows"):
+            warnings.warn(remark, ConditionWarning, stacklevel=2)
+        return self.decided(self.known_scores(rows))
+
+    def strange(self, features: Array, source: str) -> list[str]:
+        numbers = [place for place, name in enumerate(self.names) if "[" not in name and name != INTERCEPT]
+        mean, deviation = self.ranges[:, numbers]
+        known = Schema.of_numbers([self.names[place] for place in numbers])
+        there, design = self._complete(features), np.full((len(features), len(numbers)), np.nan)
+        if there.any():
+            found = self.plan().columns(self._frame(features[there]), self.scales or None)
+            design[there] = found[:, numbers]
+        far = far_outside(known, Preparation(mean, deviation, centre=mean), design, source)
+        return [*far, *self._gaps(features, source)]
+
+    def _frame(self, rows: Array) -> Any:
+        prepared = rows if self.preparing is None else self.preparing.apply(rows)
+        return frame(described(self.schema, self.features), prepared, None, self._filled)
+
+    def _lacking(self, rows: Array) -> Any:
+        """Which columns that the formula uses encoded rows lack, as a frame of True and False."""
+        found = self._frame(rows)
+        return found[[name for name in self.plan().used if name in found]].isna()
+
+    def _complete(self, rows: Array) -> Array:
+        return np.asarray(~self._lacking(rows).to_numpy().any(axis=1))
+
+    def _gaps(self, rows: Array, source: str) -> list[str]:
+        """A sentence about the rows that have no prediction, if there are such."""
+        lacking = self._lacking(rows)
+        gone = np.flatnonzero(lacking.any(axis=1))
+        if not len(gone):
+            return []
+        first = [f"row {row} ({', '.join(lacking.columns[lacking.iloc[row]])})" for row in gone[:_SHOWN_ROWS]]
+        first += ["..."] * (len(gone) > _SHOWN_ROWS)
+        return [
+            f"{source}: {len(gone)} of {len(rows)} rows have no prediction: a value is missing, or has a "
+            f"category that the model does not know, in {', '.join(first)}."
+        ]
 
     def scores(self, features: Array) -> Array:
         """x b + offset of encoded rows (rows, 1)."""
         found, rows = self.plan(), frame(described(self.schema, self.features), features, None, self._filled)
-        lacking = [name for name in found.used if name in rows and rows[name].isna().any()]
-        if lacking:
-            raise DataError(f"'{lacking[0]}' is missing, or has a category that the model does not know.")
         design = found.columns(rows, self.scales or None)
-        numbers = [place for place, name in enumerate(self.names) if "[" not in name and name != INTERCEPT]
-        mean, deviation = self.ranges[:, numbers]
-        known = Schema.of_numbers([self.names[place] for place in numbers])
-        moments = Preparation(mean, deviation, centre=mean)
-        for remark in far_outside(known, moments, design[:, numbers], "new rows"):
-            warnings.warn(remark, ConditionWarning, stacklevel=3)
         scores = design @ np.where(self.kept, self.coefficient, 0.0) + found.offset(rows)
         if not np.isfinite(scores).all():
             raise DataError(f"{int(np.sum(~np.isfinite(scores)))} rows give no finite number in the formula.")
