@@ -558,6 +558,20 @@ def test_a_negative_ridge_is_refused(kind: type) -> None:
         kind(ridge=-2.0).fit(X, Y)
 
 
+class Noted(AFLRegressor):
+    """Has a parameter of its own."""
+
+    def __init__(self, *, note: str = "", ridge: Any = "auto", calibrate: bool = True) -> None:
+        super().__init__(ridge=ridge, calibrate=calibrate)
+        self.note = note
+
+
+def test_a_derived_estimator_may_have_parameters_of_its_own() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    scores = [kind.fit(X, y).score(X, y) for kind in (Noted(note="mine"), AFLRegressor())]
+    assert scores[0] == scores[1]
+
+
 def test_partial_fit_says_what_does_not_fit() -> None:
     with pytest.raises(fs.DataError, match=r"first call of partial_fit needs classes=\[\.\.\.\]"):
         AFLClassifier().partial_fit(X, Y)

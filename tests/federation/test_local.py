@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,22 @@ def test_whoever_answers_knows_the_steps_of_all_stages() -> None:
         "    kind_of(kind).step\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("method", [fs.AFL(), fs.DeepAFL(width=8, layers=1)])
+def test_a_run_that_is_over_is_gone_at_once(method: Any) -> None:
+    """It holds sums, and others of its size may follow."""
+    federation = fs.LocalFederation.from_arrays(np.eye(6), np.arange(6) % 2, np.arange(6) % 3)
+    run = method.start(federation.describe())
+    while (asked := run.request(federation.clients)) is not None:
+        run.absorb(federation.exchange(asked, run.chain))
+    gc.disable()
+    try:
+        known = weakref.ref(run)
+        del run, asked
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_replies_that_nobody_takes_hold_no_threads():

@@ -64,6 +64,12 @@ def test_triangle_round_trip(width: int) -> None:
     np.testing.assert_array_equal(unpack_triangle(packed), np.triu(matrix) + np.triu(matrix, 1).T)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+def test_a_matrix_that_is_not_square_has_no_triangle(shape: tuple[int, int]) -> None:
+    with pytest.raises(TermError, match=f"{shape[0]} x {shape[1]} numbers"):
+        pack_triangle(np.zeros(shape))
+
+
 def test_unpack_refuses_a_length_that_is_no_triangle() -> None:
     with pytest.raises(TermError, match="4 numbers"):
         unpack_triangle(np.zeros(4))

@@ -145,6 +145,9 @@ def test_a_federation_tells_groups_and_sites_by_sums(folder):
         for name, one in grouped.found.items():
             assert one.rows == (rows[column] == name).sum()
             assert one.accuracy == pytest.approx(rows.loc[rows[column] == name, "right"].mean())
+            ill = rows.loc[rows[column] == name, "ill"] == "yes"
+            assert one.rates["observed_share"] == pytest.approx(ill.mean())
+            assert one.rates.keys() - one.rate_intervals.keys() == {"predicted_share"}
     assert list(fs.evaluate_by(federation, model).found) == ["east", "north", "south"]
     with pytest.raises(fs.DataError, match="'se' is no category of the model's schema"):
         fs.evaluate_by(federation, model, "se")

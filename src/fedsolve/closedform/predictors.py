@@ -37,6 +37,7 @@ class LinearModel(Model):
 
     def __post_init__(self) -> None:
         super().__init__(self.weight.shape[0], self.classes, self.weight.shape[1])
+        self.parameters = self.parameters or {}
 
     def scores(self, features: Array) -> Array:
         here = kernels_on(self.device)

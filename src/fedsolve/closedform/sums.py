@@ -148,7 +148,7 @@ class Rows:
         here, classes = kernels.array, opening_classes(chain)
         labels, weights = data.own_labels(), data.own_weights()
         self.codes = None if classes is None else encode_labels(labels, classes)
-        self._codes = None if self.codes is None else here(self.codes.astype(np.int64))
+        self._codes = None if self.codes is None else here(self.codes.astype(np.int64, copy=False))
         values = regression_targets(labels, self.outputs) if classes is None else None
         if names := opening.get("labels"):
             values = label_matrix(labels, names)

@@ -314,7 +314,9 @@ class LinearSilo(SiloEstimator):
         self, features: Array, labels: Array, weights: Array | None, first: bool, classes: Array | None = None
     ) -> LocalFederation:
         """Add the sums of these rows to those before (none when `first`) and solve anew; gives the silo."""
-        method = AFL(**self._given())
+        # Classes derived from these may have other parameters.
+        ridge = self.ridge.item() if isinstance(self.ridge, np.generic) else self.ridge
+        method = AFL(ridge=ridge, intercept=bool(self.fit_intercept))
         if not first and method.intercept != (self._origin is not None):
             raise DataError(
                 f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "

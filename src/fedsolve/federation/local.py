@@ -176,8 +176,7 @@ class LocalFederation(Members, Federation):
         # Clients of a device are one batch in every question about sums over rows.
         for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
             if self.device_of(batch.names[0]) != "cpu":
-                placed = batch.union or self[batch.names[0]]
-                placed.data.placed(placed.memory.kernels)
+                (batch.union or self[batch.names[0]]).place_rows()
 
     def carry(
         self, channel: str, letters: Mapping[str, bytes], largest: int

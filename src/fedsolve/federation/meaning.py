@@ -90,7 +90,7 @@ def differs(run: Any, mine: Mapping[str, Array], theirs: Mapping[str, Array]) ->
     name it is called: "NAME.array", or "NAME" alone.
     """
     members = getattr(run, "members", None)
-    if members is None or mine.keys() != theirs.keys():
+    if not isinstance(members, Mapping) or mine.keys() != theirs.keys():
         return differing(mine, theirs)
     for name in dict.fromkeys(key.partition(".")[0] for key in mine):
         own, other = (with_prefix(dict(arrays), f"{name}.") for arrays in (mine, theirs))

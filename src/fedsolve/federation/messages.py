@@ -300,6 +300,8 @@ def packed_size(width: int) -> int:
 
 def pack_triangle(matrix: Array) -> Array:
     """Upper triangle as one vector, row slice by row slice."""
+    if len({*matrix.shape}) > 1:
+        raise TermError(f"a symmetric array is square; got {matrix.shape[0]} x {matrix.shape[1]} numbers.")
     return np.concatenate([matrix[row, row:] for row in range(len(matrix))] or [matrix.ravel()])
 
 

@@ -183,12 +183,14 @@ class Run(ABC, Generic[M]):
         kind and step are the request's unless history should call it otherwise; position is the length of
         the chain that clients now have.
         """
-        self._sent = self._asked.position if position is None else position
+        # What bounds its numbers knows the run: kept, it would keep the run in memory after its end.
+        self._asked = asked = dataclasses.replace(self._asked, arrays={}, blocks=(), sizes=dict)
+        self._sent = asked.position if position is None else position
         self.history.append(
             Record(
                 exchange=self.offset + len(self.history),
-                kind=kind or self._asked.kind,
-                step=self._asked.step if step is None else step,
+                kind=asked.kind if kind is None else kind,
+                step=asked.step if step is None else step,
                 **{name: known for name, known in vars(total).items() if name in Record.__annotations__},
                 **more,
             )

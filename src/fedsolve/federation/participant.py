@@ -288,6 +288,10 @@ class Participant:
         """
         return model.personalised(self.data, self.memory.states)
 
+    def place_rows(self) -> None:
+        """Copy the rows to the device now; otherwise the first exchange does."""
+        self.data.placed(self.memory.kernels)
+
     def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
         """Answer letters of this channel with this function from now on."""
         self._channels[channel] = answer

@@ -30,7 +30,7 @@ from fedsolve.scoring.evaluation import (
     sums_of,
 )
 from fedsolve.scoring.lockstep import enter_term, share_of
-from fedsolve.scoring.quality import Evaluation, LabelsEvaluation, share_interval
+from fedsolve.scoring.quality import LabelsEvaluation
 from fedsolve.scoring.residuals import FEWEST
 from fedsolve.scoring.tallies import COUNTS, tally_term
 from fedsolve.tables.table_file import Table
@@ -76,25 +76,8 @@ class Grouped:
 
 
 def measures_of(found: Found) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """The measures of a group by name, and their intervals.
-
-    Of two classes also how many rows of the first are called the second, and the reverse; and the mean
-    probability of the second, which is no share of rows and has no interval, beside its share of the rows.
-    """
-    values, intervals = found.measures(), {**found.intervals}
-    if isinstance(found, Evaluation) and len(found.classes) == 2:
-        (right, false), (missed, hit) = found.confusion.tolist()
-        _, told, true = found.sums["reliability"].sum(axis=1).tolist()
-        for name, part, whole in (
-            ("false_positive_rate", false, right + false),
-            ("false_negative_rate", missed, missed + hit),
-            ("predicted_share", told, found.rows),
-            ("observed_share", true, found.rows),
-        ):
-            values[name] = part / whole if whole else np.nan
-            if name != "predicted_share":
-                intervals[name] = share_interval(part, whole) if whole else (np.nan, np.nan)
-    return values, intervals
+    """The measures of a group by name, and their intervals."""
+    return found.measures() | found.rates, found.intervals | found.rate_intervals
 
 
 def by_column(model: Model, data: Table, column: str) -> Grouped:

@@ -129,6 +129,32 @@ class Evaluation:
             found[name] = (float(total / count - error), float(total / count + error))
         return found
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """Of two classes: how many rows of the first are called the second, and the reverse; and the mean
+        probability of the second beside its share of the rows.
+        """
+        return {name: part / whole if whole else np.nan for name, (part, whole) in self._rates().items()}
+
+    @property
+    def rate_intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of `rates`, but for the mean probability, which is no share of rows."""
+        shares = [(name, *share) for name, share in self._rates().items() if name != "predicted_share"]
+        return {n: share_interval(part, whole) if whole else (np.nan, np.nan) for n, part, whole in shares}
+
+    def _rates(self) -> dict[str, tuple[float, float]]:
+        """Parts and wholes."""
+        if len(self.classes) != 2:
+            return {}
+        (right, false), (missed, found) = self.confusion.tolist()
+        _, told, true = self.sums["reliability"].sum(axis=1).tolist()
+        return {
+            "false_positive_rate": (false, right + false),
+            "false_negative_rate": (missed, missed + found),
+            "predicted_share": (told, self.rows),
+            "observed_share": (true, self.rows),
+        }
+
     def at(self, probability: float, positive: Any = None) -> tuple[float, float]:
         """Sensitivity and specificity where rows of at least this probability are called.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class RegressionEvaluation:
         return float(np.mean(np.sqrt(self._moments[1])))
 
     @property
-    def mean_residual(self) -> float:
+    def bias(self) -> float:
         """Mean of truth - prediction."""
         return float(np.mean(self.sums["errors"][0]) / max(1, self.rows))
 
@@ -160,8 +160,11 @@ class RegressionEvaluation:
                     found.append(bounds | {"mean": float(mean), "deviation": float(off)})
         return found
 
+    rates: ClassVar[dict[str, float]] = {}
+    rate_intervals: ClassVar[dict[str, tuple[float, float]]] = {}
+
     def measures(self) -> dict[str, float]:
-        return {"r2": self.r2, "mae": self.mae, "rmse": self.rmse, "bias": self.mean_residual}
+        return {"r2": self.r2, "mae": self.mae, "rmse": self.rmse, "bias": self.bias}
 
     def as_dict(self) -> dict[str, Any]:
         return {
