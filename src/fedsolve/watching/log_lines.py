@@ -65,11 +65,8 @@ class LineFormat(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
             message += f": {fields['traceback'].splitlines()[-1]}"
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        clock, level, message = (
-            f"{second}.{int(record.created % 1 * 1000):03d}Z",
-            record.levelname,
-            plain(message),
-        )
+        clock, level = f"{second}.{int(record.created % 1 * 1000):03d}Z", record.levelname
+        message = plain(message)
         if self._form == "json":
             document = {"time": clock, "level": level, "process": self._process, "message": message}
             return json.dumps({**document, "fields": fields}, default=str)
