@@ -373,5 +373,6 @@ def share_interval(part: float, rows: float) -> tuple[float, float]:
 
 
 def _between(values: Array) -> tuple[float, float]:
-    low, high = np.quantile(values, (0.025, 0.975))  # NaN where a class has no rows
+    outside = (1 - 0.95) / 2
+    low, high = np.quantile(values, (outside, 1 - outside))  # NaN where a class has no rows
     return float(low), float(high)
