@@ -130,6 +130,8 @@ class Description(Parameter):
         """Refuse a value of another kind or out of range, by name."""
         if not self._fits(value):
             guess = did_you_mean(value, self.choices) if isinstance(value, str) else ""
+            if self.choices and not guess:
+                guess = f" {self.help}" * bool(self.help)
             raise DataError(f"{self.name} must be {self.rule}; got {value!r}.{guess}")
 
     def read(self, value: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import statsmodels.formula.api as smf
 
 import fedsolve as fs
 from tests.command import document, fedsolve, refused
@@ -126,3 +127,14 @@ def test_predictions_of_a_cox_regression_are_called_what_they_are(files: list[Pa
     document("cox", "Surv(time, cens) ~ age + C(horTh)", *files, "--out", saved)
     told = document("predict", saved, files[0])
     near(told["relative_hazard"], fs.load_model(saved).predict(pandas.read_csv(files[0])), 1e-12)
+
+
+def test_the_site_is_a_category_of_formulas(files: list[Path], tmp_path: Path) -> None:
+    owned = (tmp_path / "all.csv", "--client-column", "hospital")
+    one = document("glm", "estrec ~ age + site", *files)
+    other = document("glm", "estrec ~ age + C(hospital)", *owned)
+    expected = smf.ols("estrec ~ age + C(hospital)", pandas.read_csv(tmp_path / "all.csv")).fit()
+    for told in (one, other):
+        near([line["coefficient"] for line in told["table"]], expected.params.iloc[[0, 3, 1, 2]], 1e-8)
+    hidden = fedsolve("glm", "estrec ~ age + hospital", *owned, "--secure")
+    refused(hidden, 2, "which secure sums hide. Use --robust cluster")

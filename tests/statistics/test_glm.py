@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
@@ -128,6 +129,45 @@ def test_hc1_of_the_linear_model() -> None:
     near(model.p, plain.pvalues, 1e-8)
     near(np.transpose(model.interval()), plain.conf_int(), 1e-8)
     near(model.facts["r_squared"], plain.rsquared, 1e-9)
+
+
+def told_of_cases() -> Any:
+    """400 rows of which each is a case or a control."""
+    rng = np.random.default_rng(0)
+    age = rng.normal(60, 10, 400).round()
+    ill = rng.random(400) < 1 / (1 + np.exp(-(age - 60) / 10))
+    stage = rng.choice(["I", "II", "III"], 400)
+    return pd.DataFrame({"age": age, "ill": np.where(ill, "case", "control"), "stage": stage})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_event_is_named_and_may_be_chosen(secure: bool) -> None:
+    def fit(formula: str) -> Any:
+        rows = federation(told_of_cases())
+        return GLM(formula, family="binomial").fit(SecureFederation(rows) if secure else rows)
+
+    second, first = fit("ill ~ age"), fit("I(ill == 'case') ~ age")
+    near(second.coefficient, -first.coefficient, 1e-8)
+    assert second.facts["event"] == second.document()["event"] == "ill = control"
+    for text in (str(second), second.to_markdown(), second.to_latex()):
+        assert "event: ill = control" in text
+    assert second.remarks == ["the event is ill = control; for case write I(ill == 'case') ~ ..."]
+    assert "event" not in first.facts
+    assert first.facts["events"] == (told_of_cases().ill == "case").sum()
+    rows = federation(told_of_cases())
+    model = GLM("age ~ I(stage == 'II')").fit(SecureFederation(rows) if secure else rows)
+    near(model.coefficient, smf.ols("age ~ I(stage == 'II')", told_of_cases()).fit().params, 1e-8)
+
+
+def test_a_linear_model_of_0_and_1_says_what_it_is() -> None:
+    model = GLM("had ~ age").fit(federation(table("fair")))
+    assert "this is a linear model; family binomial is logistic" in model.remarks[0]
+    assert "r_squared" in model.facts
+    logistic = GLM("had ~ age", family="binomial").fit(federation(table("fair")))
+    assert not logistic.remarks
+    assert "r_squared" not in logistic.facts
+    share = 1 - logistic.facts["deviance"] / logistic.facts["null_deviance"]
+    near(logistic.facts["deviance_explained"], share, 1e-9)
 
 
 @pytest.mark.slow
@@ -347,6 +387,9 @@ def test_sites_that_disagree_on_a_column() -> None:
         ("progression ~ age | sex", "more than one part"),
         ("progression ~ scale(age + bmi)", "one column"),
         ("progression ~ log(`body mass`)", "Rename the column"),
+        ("progression ~ .", "needs its columns by name"),
+        ("C(progression) ~ age", "C is for columns on the right"),
+        ("scale(progression) ~ age", "scale is for columns on the right"),
     ],
 )
 def test_formulas_that_cannot_be(formula: str, match: str) -> None:

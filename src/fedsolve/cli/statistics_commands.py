@@ -25,8 +25,9 @@ from fedsolve.parameters import described
 from fedsolve.statistics.describe import ColumnSummary
 from fedsolve.statistics.release import Release
 from fedsolve.statistics.results import StatisticModel
+from fedsolve.tables.formula import variables
 from fedsolve.tables.proposal import propose_columns
-from fedsolve.tables.schema import Schema, read_schema
+from fedsolve.tables.schema import Column, Schema, read_schema
 from fedsolve.tables.table_file import read_table
 
 _RESULT = "Result"
@@ -188,12 +189,24 @@ def _federation(rows: SiteRows, output: Output, words: str | None) -> LocalFeder
         np.full(len(each), name) if each.owners is None else each.owners.astype(str)
         for name, each in zip(site_names(rows.data), tables, strict=True)
     ]
+    owner, site = np.concatenate(owners), schema.client or "site"
+    features = np.concatenate([each.features for each in tables])
+    if re.search(rf"(?<![\w.]){re.escape(site)}(?![\w.])", words or "") and site not in variables(schema):
+        if rows.secure:
+            raise DataError(
+                f"'{site}' in a formula asks for each site's own sums, which secure sums hide. Use --robust "
+                "cluster, 'fedsolve mixed', or 'fedsolve cox', which has a baseline for each site."
+            )
+        levels = sorted(set(owner))
+        factor = Column(site, "category", categories=tuple(levels))
+        features = np.hstack([features, owner[:, None] == np.array([*levels, ""])])
+        schema = replace(schema, columns=(*schema.columns, factor), client=None)
     weights = [each.weights for each in tables if each.weights is not None]
     labels = np.concatenate([np.zeros(len(each)) if each.labels is None else each.labels for each in tables])
     return LocalFederation.from_arrays(
-        np.concatenate([each.features for each in tables]),
+        features,
         labels,
-        np.concatenate(owners),
+        owner,
         task="classification" if labels.dtype.kind in "US" else "regression",
         schema=schema,
         sample_weight=np.concatenate(weights) if weights else None,
@@ -213,7 +226,7 @@ def _shown(rows: SiteRows, output: Output, words: str | None) -> Schema:
     columns = propose_columns(rows.data, rows.dialect(), coded | {str(by)}, asked)
     bare = re.sub(r"`[^`]*`", "", words or "")
     for name in re.findall(r"(?<![\w.'\"])([^\W\d]\w*)(?![\w(]|['\"])", bare):
-        if name not in known and (guess := did_you_mean(name, known)):
+        if name not in (*known, "site") and (guess := did_you_mean(name, known)):
             raise DataError(f"{rows.data[0]} has no column '{name}'.{guess}")
     if not columns:
         raise DataError(f"{rows.data[0]} has none of the columns that are asked about.")

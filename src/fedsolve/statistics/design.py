@@ -31,6 +31,7 @@ from fedsolve.statistics.results import RegressionModel
 from fedsolve.tables.formula import (
     INTERCEPT,
     FormulaPlan,
+    categories_of,
     described,
     evaluate,
     frame,
@@ -131,6 +132,17 @@ class RowView:
         """Numbers near those of the columns that the formula standardises."""
         known = {column.name: column.reference for column in self.schema.used}
         return [known.get(name, 0.0) for name in self.plan.scaled]
+
+    def event(self, remarks: list[str]) -> dict[str, str]:
+        """The fact which of two categories an outcome counts as 1, and a remark how to choose the other."""
+        name, survival = self.plan.outcome[-1], len(self.plan.outcome) > 1
+        levels = categories_of(self.schema, self.filled).get(name)
+        if levels is None:
+            return {}
+        other = f"I({name} == {levels[0]!r})"
+        left = f"Surv({self.plan.outcome[0]}, {other})" if survival else other
+        remarks.append(f"the event is {name} = {levels[1]}; for {levels[0]} write {left} ~ ...")
+        return {"event": f"{name} = {levels[1]}"}
 
     def check(self, data: ClientData) -> None:
         """Hold the formula to what secure sums let it ask of these rows."""
@@ -355,7 +367,7 @@ class Design:
         """What every result says of its rows and its run."""
         facts = {"formula": self.method.asked, "rows": self.used, "rows_left_out": self.rows - self.used}
         facts |= {"left_out": self.left_out(), "sites": len(self.run.history[-1].cohort)}
-        return facts | {"exchanges": len(self.run.history)}
+        return facts | {"exchanges": len(self.run.history)} | self.view.event(self.run.remarks)
 
 
 def independent(curvature: Array) -> Array:

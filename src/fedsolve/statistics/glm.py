@@ -56,7 +56,7 @@ class GLM(LikelihoodMethod[GLMModel]):
     """Generalised linear model with standard errors. offset and weights are expressions of columns."""
 
     family: Literal["gaussian", "binomial", "poisson", "gamma", "inverse-gaussian"] = parameter(
-        "gaussian", "How the outcome varies; gaussian is the linear model."
+        "gaussian", "How the outcome varies: gaussian is the linear model, binomial the logistic one."
     )
     link: (
         Literal["identity", "log", "logit", "probit", "cloglog", "inverse", "inverse-squared", "sqrt"] | None
@@ -87,10 +87,19 @@ class GLM(LikelihoodMethod[GLMModel]):
     def chosen_link(self) -> str:
         return self.link or FAMILIES[self.family].links[0]
 
+    @property
+    def _linear(self) -> bool:
+        return (self.family, self.chosen_link) == ("gaussian", "identity")
+
     def talk(self, run: DialogueRun[GLMModel]) -> Talk[GLMModel]:
         design = yield from survey(run)
         self._check_events(design)
-        linear = (self.family, self.chosen_link) == ("gaussian", "identity")
+        linear = self._linear
+        first, second = design.seen["moments"]
+        if linear and first > 0 and abs(first - second) < 1e-9 * first:
+            run.remarks.append(
+                "the outcome is 0 or 1, and this is a linear model; family binomial is logistic."
+            )
         ratios = self.chosen_link in ("logit", "probit", "cloglog", "log")
         newton, null = Newton(design, self._start(design), linear, ratios), None
         estimated = FAMILIES[self.family].estimated
@@ -171,7 +180,7 @@ class GLM(LikelihoodMethod[GLMModel]):
             "degrees": free,
             "null_deviance": null,
             "dispersion": phi if estimated else None,
-            "r_squared": 1 - deviance / null if null else None,
+            "r_squared" if self._linear else "deviance_explained": 1 - deviance / null if null else None,
             "events": design.seen["outcome"][0] if self.family == "binomial" else None,
         }
         plain, ratio = self.robust is None, "ratio" if self.chosen_link == "log" else ""

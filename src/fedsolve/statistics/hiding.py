@@ -54,13 +54,15 @@ def check_formula(
 ) -> None:
     """Hold a formula to the rules. rows: all of the site, as a frame. uncounted: columns without a census."""
     names, sides = [*rows], list(plan.outcome)
-    terms = [tuple(_word(each, names) for each in term if each != "1") for term in plan.terms]
+    if "==" in sides[-1]:
+        sides[-1] = _word(sides[-1], rows)
+    terms = [tuple(_word(each, rows) for each in term if each != "1") for term in plan.terms]
     chosen = [*plan.offsets, *([weights] if weights else []), *(sides if len(sides) == 2 else [])]
     for expression in chosen:
-        if expression not in names and not (expression in plan.offsets and _word(expression, names)):
+        if expression not in names and not (expression in plan.offsets and _word(expression, rows)):
             raise _refused(f"'{expression}' must be the name of a column")
     if len(sides) == 1:
-        terms.append((_word(sides[0], names),))
+        terms.append((_word(sides[0], rows),))
     else:
         terms.append(tuple(sides))
     if weights or data.own_weights() is not None:
@@ -198,15 +200,24 @@ def check_grid(data: ClientData, time: str, what: str, edges: Array) -> None:
         )
 
 
-def _word(expression: str, names: Sequence[str]) -> str:
-    """The column, or function of one, that a factor is; refused where it is anything else."""
+def _word(expression: str, rows: Any) -> str:
+    """The column, or function of one, that a factor is; refused where it is anything else.
+
+    Which rows have a level of a category says what the category says, whose levels are counted.
+    """
+    names = [*rows]
     if expression in names:
         return expression
     body: Any = ast.parse(expression.strip(), mode="eval").body
     while isinstance(body, ast.Call) and getattr(body.func, "id", "") == "I" and len(body.args) == 1:
         body = body.args[0]
-    function, inner = "", body
-    if isinstance(body, ast.Call) and body.args:
+    function: str = ""
+    inner: Any = body
+    if isinstance(body, ast.Compare) and [*map(type, body.ops)] == [ast.Eq]:
+        inner, level = body.left, getattr(body.comparators[0], "value", None)
+        levels = getattr(rows[inner.id], "cat", None) if getattr(inner, "id", "") in names else None
+        function = "" if levels is not None and level in levels.categories else "?"
+    elif isinstance(body, ast.Call) and body.args:
         function, inner = getattr(body.func, "id", "?"), body.args[0]
     elif isinstance(body, ast.BinOp) and isinstance(body.op, ast.Pow):
         inner = body.left

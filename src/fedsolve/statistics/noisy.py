@@ -146,6 +146,7 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
     known = in_units(names, columns.middle, columns.half * math.sqrt(width), outcome, found)
     facts: dict[str, Any] = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
     facts |= {"rows": round(rows), "errors": "of rows and noise", **_facts(run, total)}
+    facts |= columns.event(run.remarks)
     known["parameters"] = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
     known |= {"ranges": np.array([columns.middle, columns.half]), "ratio": "odds ratio" if binomial else ""}
     return GLMModel(run.spec.features, facts, remarks=run.remarks, scales={}, degrees=0.0, **known)

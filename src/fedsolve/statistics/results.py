@@ -16,7 +16,7 @@ from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning, DataError
 from fedsolve.model import Model
 from fedsolve.pages.plots import FORMATS, Axis, Panel, Series, draw, render
-from fedsolve.pages.written_tables import latex_table, markdown_table, plain
+from fedsolve.pages.written_tables import latex_table, latex_text, markdown_table, plain
 from fedsolve.tables.encoder import encode, is_table
 from fedsolve.tables.formula import INTERCEPT, FormulaPlan, categories_of, described, frame, plan
 from fedsolve.tables.preparation import Preparation, far_outside
@@ -109,7 +109,10 @@ class StatisticModel(Model):
 
     def to_latex(self) -> str:
         """The tables for LaTeX with booktabs."""
-        return "\n\n".join(latex_table(heads, lines) for _, (heads, *lines) in self.printed())
+        parts = []
+        for title, (heads, *lines) in self.printed():
+            parts += [latex_text(title)] * bool(title) + [latex_table(heads, lines)]
+        return "\n\n".join(parts)
 
     def told_facts(self) -> list[tuple[str, str]]:
         """The facts as text, those that have one."""
@@ -200,7 +203,7 @@ class CoefficientTable(StatisticModel):
             for ends in (exp, *["pooled_"] * noisy):
                 cells.append(" to ".join(number(line[ends + end], 3) for end in ("low", "high")))
             lines.append((line["term"], *cells))
-        return [("", lines)]
+        return [(f"event: {self.facts['event']}" if "event" in self.facts else "", lines)]
 
     def figure(self) -> Panel:
         """Estimates with their intervals, without the intercept; ratios at their logarithms."""

@@ -9,6 +9,7 @@ only arithmetic, comparisons and the functions named here are let through (`chec
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -193,6 +194,11 @@ def plan(formula: str, schema: Schema, kept: bool, survival: bool = False) -> Fo
         for call in (each for each in walked if isinstance(each, ast.Call)):
             name, inside = call.func.id, call.args[0] if call.args else None  # type: ignore[attr-defined]
             column = inside.id if isinstance(inside, ast.Name) else ""
+            if name in _CODING and name != "I" and expression in (*sides, *offsets):
+                raise DataError(
+                    f"'{expression}': {name} is for columns on the right of ~; an outcome or an offset is a "
+                    "column, or arithmetic of columns."
+                )
             if name in ("center", "scale"):
                 if not column or len(call.args) > 1 or call.keywords:
                     raise DataError(f"'{expression}': center and scale take one column, as in scale(age).")
@@ -221,6 +227,8 @@ def _parsed(formula: str, survival: bool) -> tuple[tuple[str, ...], list[Any], t
         raise DataError(told if formula.strip() else "a formula is needed, such as 'outcome ~ age + C(sex)'.")
     if not left or not right:
         raise DataError(f"the formula '{formula}' needs an outcome, ~ and columns: 'outcome ~ age + C(sex)'.")
+    if re.search(r"(?<![\w.)`])\.(?![\w.])", re.sub(r"`[^`]*`", "", right)):
+        raise DataError(f"the formula '{formula}' needs its columns by name; '.' stands for none.")
     sides: tuple[str, ...] = (left.strip("`"),)
     with explained(f"the formula '{formula}' cannot be read"):
         if survival:
