@@ -234,7 +234,7 @@ CELLS += ["None", "é", "True", "two words", "two  words", "A", "3.01", "(other)
 CATEGORIES = ("a", "b", "3", "x.y*", "None", "é", "True", "two words", "4.0")
 
 
-@pytest.mark.parametrize("missing", ["other", "flag"])
+@pytest.mark.parametrize("missing", ["other", "flag", "True", "b"])
 def test_every_spelling_of_a_category_is_the_same(missing: str, tmp_path: Path) -> None:
     schema = Schema(
         (

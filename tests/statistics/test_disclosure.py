@@ -13,6 +13,7 @@ import fedsolve as fs
 from fedsolve import GLM, Cox, Describe, KaplanMeier, MixedModel
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import OFF, Limits
+from fedsolve.tables.schema import Column, Schema
 from tests.statistics.tables import federation, near
 
 SITES = pytest.mark.parametrize("sites", [3, 4, 6])
@@ -126,7 +127,7 @@ def test_columns_that_are_a_window_or_two_thresholds(sites: int, kind: Any) -> N
 @SITES
 def test_categories_that_meet_in_one_row(sites: int) -> None:
     method = GLM("y ~ C(sex):C(arm) + a")
-    found = refused(lambda heard: heard.survey(method), sites, people(), "set in 1 rows")
+    found = refused(lambda heard: heard.survey(method), sites, people(), "set in few rows")
     assert np.min(np.abs(found["with_outcome"] - people().y[ALONE])) < 1e-9
 
 
@@ -165,7 +166,7 @@ def test_a_missing_value_in_one_row(sites: int) -> None:
         every, some = heard.survey(GLM("y ~ a + b")), heard.survey(GLM("y ~ a + b + c"))
         return every["first"][1:] - some["first"][1:3]
 
-    near(refused(attack, sites, frame, "1 rows of this site lack c"), row(frame)[:2], 1e-9)
+    near(refused(attack, sites, frame, "few rows of this site lack c"), row(frame)[:2], 1e-9)
 
 
 @SITES
@@ -185,12 +186,49 @@ def test_a_category_of_one_row(sites: int) -> None:
     """The census leaves it out; its row would be missing from one sum, and not from another."""
     frame = people()
     frame.loc[ALONE, "arm"] = "third"
-    with pytest.raises(fs.FedsolveError, match=f"{SPLIT}, categories of 'arm' are left out"):
+    with pytest.raises(
+        fs.FedsolveError, match=f"{SPLIT}, 'arm' has .*'third' in too few rows.*is no category"
+    ):
         Heard(frame, sites, None).ask(GLM("y ~ a + C(arm)"))
-    with pytest.raises(fs.FedsolveError, match=f"{SPLIT}, categories of 'arm' are left out"):
+    with pytest.raises(fs.FedsolveError, match=f"{SPLIT}, 'arm' has .*'third' in too few rows"):
         Heard(frame, sites, None).ask(Describe(by="arm"))
     found = Heard(frame, sites, OFF).survey(GLM("y ~ a + C(arm)"))
     assert np.min(np.abs(found["with_outcome"] - frame.y[ALONE])) < 1e-9
+
+
+@SITES
+@pytest.mark.parametrize("value", ["third", None])
+@pytest.mark.parametrize("missing", ["other", "flag"])
+def test_a_category_that_is_not_listed_in_one_row(sites: int, missing: str, value: Any) -> None:
+    """The row counts as one that lacks a value, and is not left out alone; nor do other levels show it."""
+    frame = people()
+    columns = [Column(name) for name in ("a", "y")]
+    columns.append(Column("arm", "category", categories=("new", "old"), missing=missing))
+    frame.loc[ALONE, "arm"] = value
+    inner = federation(frame, np.arange(ROWS) % sites, Schema(tuple(columns)))
+    for method in (GLM("y ~ a + C(arm)"), Describe(by="arm")):
+        with pytest.raises(fs.FedsolveError, match=f"{SPLIT}, .*(this site lack arm|'arm' has 'old')"):
+            method.fit(SecureFederation(inner))
+    with pytest.raises(
+        fs.FedsolveError, match=f"{SPLIT}, 'arm' has .* in too few rows.*(no other value|count as a category)"
+    ):
+        GLM("y ~ a + C(arm)", missing="schema").fit(SecureFederation(inner))
+
+
+@pytest.mark.parametrize("missing", ["other", "flag", "new"])
+def test_few_empty_cells_of_a_category(missing: str) -> None:
+    """No level of their own: left out where that many rows are, or a category, as the schema says."""
+    frame, place = people(), np.arange(ROWS)
+    frame["c"], frame["arm"] = 5.0 + place // 100 % 2, np.where(place // 7 % 2, "new", "old")
+    frame.loc[place % 100 < 3, "arm"], frame.loc[place % 100 // 3 % 4 == 1, "c"] = None, np.nan
+    columns = [Column(name) for name in ("a", "c", "y")]
+    columns.append(Column("arm", "category", categories=("new", "old"), missing=missing))
+    inner = federation(frame, place % 3, Schema(tuple(columns)))
+    for filled in (False, True)[: 1 + (missing == "new")]:
+        method = GLM("y ~ a + c + C(arm)", missing="schema" if filled else "drop")
+        found, expected = method.fit(SecureFederation(inner)), method.fit(inner)
+        near(found.coefficient[found.kept], expected.coefficient[expected.kept], 1e-9)
+        assert found.facts["left_out"] == expected.facts["left_out"]
 
 
 @SITES
@@ -377,6 +415,7 @@ def adversary(seed: int, limits: Limits) -> float:
     if seed % 2:
         frame["visits"] = random.integers(0, 4, ROWS).astype(float)
     frame.loc[random.random(ROWS) < (0.3, 0.002)[seed % 2], "c"] = np.nan
+    frame.loc[random.random(ROWS) < (0.3, 0.002, 0.03)[seed % 3], "arm"] = np.nan
     told, answered = [np.ones((ROWS, 1))], 0
     heard = Heard(frame, 3, limits)
     for _ in range(10):
@@ -392,6 +431,7 @@ def adversary(seed: int, limits: Limits) -> float:
         told.append(np.where(kept, np.asarray(built, dtype=float), 0.0))
         answered += 1
     columns = np.hstack(told)
+    columns = columns[:, columns.any(axis=0)]
     left, size, _ = np.linalg.svd(columns / np.linalg.norm(columns, axis=0), full_matrices=False)
     assert answered
     return float(np.max(np.sum(left[:, size > 1e-9] ** 2, axis=1)))

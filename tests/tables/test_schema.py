@@ -260,6 +260,10 @@ def test_the_digest_is_of_what_sites_must_agree_on():
             ["'other' is no rule for a number; choose among mean, flag, refuse"],
         ),
         ('[columns.a]\nkind = "category"', ["needs a list of categories"]),
+        (
+            '[columns.a]\nkind = "category"\ncategories = ["x"]\nmissing = "y"',
+            ["no rule for a category; choose among other, flag, refuse or one of its categories"],
+        ),
         ('[columns.a]\nkind = "category"\ncategories = ["x", "x"]', ["categories must differ"]),
         (
             '[columns.a]\nkind = "category"\ncategories = [1]',

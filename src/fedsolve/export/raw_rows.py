@@ -105,7 +105,11 @@ def _category(graph: OnnxGraph, column: Column) -> list[Value]:
     cell = graph.input(column.name, "string", 1, about=f"{about}; empty where it is missing")
     places = [_matches(graph, cell, _spellings(category)) for category in column.categories]
     absent = _matches(graph, cell, "|".join(map(_literal, sorted(MISSING - {*column.categories}))))
-    known = graph.op("Sum", *places, *([] if column.missing == "other" else [absent]))
+    if column.missing in ("flag", "other", "refuse"):
+        known = graph.op("Sum", *places, *([] if column.missing == "other" else [absent]))
+    else:
+        places[column.categories.index(column.missing)] += absent
+        known = graph.op("Sum", *places)
     other = 1.0 - known
     if column.missing == "flag":
         return [*places, other, absent]

@@ -112,6 +112,7 @@ class RowCells:
     """Where each row lies: (rows,) its class, its fold, and of how many folds.
 
     left_out: (features,) columns that are left out where a part of the cells is taken.
+    few:      (features,) columns that are left out of all questions, set in too few rows.
     batches:  (rows,) the batch of arrival. book: what steps note of their questions, for the next ones, under
               these limits. Of a part of the rows there is none.
     """
@@ -123,6 +124,7 @@ class RowCells:
     batches: Array | None = None
     book: dict[str, Any] | None = None
     limits: Any = None
+    few: Array | None = None
 
     @property
     def hashes(self) -> Array:

@@ -358,7 +358,8 @@ class Disclosure:
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1, : data.width].any(axis=0))
             codes, batches = _codes(shown, self.classes), account.rows["batch"][here].astype(np.int64)
-            cells = RowCells(codes, folds, counts, divided, batches, self._book, self.limits)
+            few = np.asarray(account.left_out[:, 0, : data.width].any(axis=0))
+            cells = RowCells(codes, folds, counts, divided, batches, self._book, self.limits, few)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 

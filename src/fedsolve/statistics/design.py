@@ -39,6 +39,7 @@ from fedsolve.tables.formula import (
     variables,
 )
 from fedsolve.tables.preparation import mean_and_deviation
+from fedsolve.tables.schema import Column
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R", bound=RegressionModel)
@@ -156,21 +157,20 @@ class RowView:
 
     def whole(self, data: ClientData, used: Sequence[str] = ()) -> Any:
         """All rows as one frame, those with missing values among them; refused where the disclosure rules
-        left out a level of a category that is used.
+        left out a level that the formula needs: by what all sites know, whatever rows this one has.
         """
         if data.schema is not None and run_schema(self.chain) is None:
             raise TermError(
                 "under secure sums, statistics name columns as the schema of the rows does; use it."
             )
-        features = data.features(slice(None))
+        few, needed = None if data.cells is None else data.cells.few, categories_of(self.schema, self.filled)
         for place, column in self.schema.places("category"):
-            left = ~features[:, place : place + len(column.names)].any(axis=1)
-            if column.name in used and left.any():
-                raise TermError(
-                    f"under secure sums, categories of '{column.name}' are left out, set in too few rows or "
-                    f"by too few alone; {left.sum()} rows of this site have them. Merge categories in the "
-                    "schema."
-                )
+            if few is None or column.name not in used:
+                continue
+            levels = [*column.categories, "(other)", "(missing)"][: len(column.names)]
+            rare = [level for level, left in zip(levels, few[place:], strict=False) if left]
+            if {*rare} & {*needed[column.name]}:
+                raise TermError(_too_rare(column, rare))
         return self.frame(data, slice(None))
 
     def frames(self, data: ClientData, used: Sequence[str] = ()) -> Iterator[tuple[Any, Array, Array]]:
@@ -186,6 +186,26 @@ class RowView:
             counted = np.ones(len(rows)) if weights is None else weights[span]
             rows = rows if there.all() else rows[there].reset_index(drop=True)
             yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
+
+
+def _too_rare(column: Column, rare: Sequence[str]) -> str:
+    """What to do about levels that the disclosure rules left out."""
+    listed, ways = [repr(level) for level in rare if level in column.categories], []
+    if listed:
+        ways.append(
+            f"{'the rarest of ' * (len(listed) > 1)}{', '.join(listed)} is no category (then it is another "
+            "value: left out as missing ones are, or a level with all others by missing='schema')"
+        )
+    if "(other)" in rare:
+        ways.append("no other value is left but listed ones")
+    if "(missing)" in rare or ("(other)" in rare and column.missing == "other"):
+        more = ' or as other values do (missing = "other")' * (column.missing != "other")
+        ways.append(f'empty cells count as a category (missing = "{column.categories[0]}"){more}')
+    return (
+        f"under secure sums, '{column.name}' has {', '.join(map(repr, rare))} in too few rows, or at too few "
+        "sites, for levels of their own, or shows such rows by them. Leave the column out, or begin anew "
+        f"(new ledgers at all sites) with a schema in which {', and '.join(ways)}."
+    )
 
 
 def added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Array]:

@@ -88,12 +88,10 @@ def check_left_out(data: ClientData, rows: Any, used: Sequence[str], width: int)
     least = max(limits.fewest_rows, limits.rows_per_width * width)
     if together.min() < least:
         gaps = [name for name in sorted(set(used)) if rows[name].isna().any()]
-        count = int(lacking.any(axis=1).sum())
         raise _refused(
-            f"{count} rows of this site lack {', '.join(gaps)} (a value, or a category "
-            f"that few rows have) and would be left out; rows that are told apart must be at least {least:g}",
-            "Fill values by the schema's rule (missing='schema'), merge rare categories, or leave these "
-            "columns out.",
+            f"few rows of this site lack {', '.join(gaps)} (an empty cell, or a value that is not listed), "
+            f"or few do not; what is left out, and what is not, must be at least {least:g} rows of a site",
+            "Fill values by the schema's rule (missing='schema'), or leave these columns out.",
         )
     return (word,)
 
@@ -120,10 +118,12 @@ def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted
         share = np.bincount(equal.ravel(), _shares(table[here]))[size < fewest]
         if share.max(initial=0.0) > _SHARE:
             told = ", ".join(map(_said, sorted(made)))
+            left = any(word.startswith(_MASK) for term in made for word in term)
+            fill = ", or fill what is missing (missing='schema')" * left
             raise _refused(
                 f"with what was told before, {told} would single a row out: it "
                 f"has {share.max():.2f} of a combination of columns, and at most {_SHARE:.2f} may be",
-                "Leave it out, or bring numbers closer together (bounds in the schema).",
+                f"Leave it out, or bring numbers closer together (bounds in the schema){fill}.",
             )
     book["columns"], book["batch"] = sorted(map(list, known | made)), last
 
@@ -154,9 +154,9 @@ def _check_few(term: Term, table: Array, fewest: int) -> None:
         for count, what in ((on, "set"), (len(column) - on if indicator else 0, "not set")):
             if 0 < count < fewest:
                 raise _refused(
-                    f"'{_said(term)}' has a column that is {what} in {count} rows of this site; none, or "
+                    f"'{_said(term)}' has a column that is {what} in few rows of this site; none, or "
                     f"at least {fewest}, must be (fewest_rows)",
-                    "Merge categories in the schema, or leave it out.",
+                    "Leave it out, or put categories together in the tables.",
                 )
 
 

@@ -256,7 +256,7 @@ class _Encoder:
         codes, distinct = coded_cells(cells)
         known = {category: number for number, category in enumerate(column.categories)}
         other = len(column.categories)
-        absent = other + 1 if column.missing == "flag" else (other if column.missing == "other" else -1)
+        absent = {**known, "flag": other + 1, "other": other, "refuse": -1}[column.missing]
         texts = [category_text(value) for value in distinct]
         numbers = [known.get(text, absent if text in MISSING else other) for text in texts]
         places = np.array([*numbers, absent], dtype=np.intp)[codes]

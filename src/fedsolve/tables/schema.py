@@ -77,7 +77,7 @@ class Column:
     categories: the values of a category in the order of their columns; all others are "other".
     missing:    the rule for a missing value. "mean": the mean over all sites. "flag": the same, and a column
                 of 0 and 1 says so (of a category: a column of its own). "other": as an unknown category.
-                "empty": as text without words. "refuse".
+                "empty": as text without words. "refuse". Or one of the categories: it counts as this one.
     reference, scale: a value near which the numbers lie, and about how far they spread. Sums are taken of
                 (x - reference) / scale, so that large numbers do not cancel; no result depends on them
                 beyond rounding. Of a date, the reference is in days since 1970-01-01 and the feature is
@@ -123,9 +123,10 @@ class Column:
             raise DataError(f"column '{self.name}': {problem}")
 
     def _problems(self) -> Iterable[str]:
-        if self.missing not in RULES[self.kind]:
+        if self.missing not in (*RULES[self.kind], *self.categories):
             rules = ", ".join(RULES[self.kind])
-            yield f"missing = '{self.missing}' is no rule for a {self.kind}; choose among {rules}."
+            more = " or one of its categories" * (self.kind == "category")
+            yield f"missing = '{self.missing}' is no rule for a {self.kind}; choose among {rules}{more}."
         if not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
             yield f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}."
         if self.bounds and not (
@@ -472,7 +473,7 @@ _HEAD = """\
 #            too, and written beside the predictions).
 # missing:   what an empty cell becomes. "mean": the mean over all sites; "flag": the same, and a column of 0
 #            and 1 says so (of a category: a column of its own); "other": as an unknown category; "empty": as
-#            text without words; "refuse": the file is refused.
+#            text without words; "refuse": the file is refused; one of the categories: it counts as this one.
 # reference, scale: about where the values lie and how far they spread, rounded. They only keep large numbers
 #            from cancelling in sums; results do not depend on them. Of a date, its zero, and days per unit.
 # bounds:    the least and the greatest number, as in [0, 120]; what lies beyond counts as the bound. Without
