@@ -298,7 +298,7 @@ def test_clients_are_named_after_the_column_that_owns_them(tmp_path: Path) -> No
 def test_personal_models_need_a_method_that_has_them(tmp_path: Path) -> None:
     refused(fedsolve("train", "digits", "--method", "afl", "--personal", tmp_path), 2, "apfl", "not afl")
     (tmp_path / "file").write_text("")
-    refused(fedsolve("train", "digits", *SIZES, "--personal", tmp_path / "file"), 2, "name a folder")
+    refused(fedsolve("train", "digits", *SIZES, "--personal", tmp_path / "file"), 4, "Name a folder that is")
     refused(
         fedsolve("train", "digits", *SIZES, "--balance", "half"),
         2,
