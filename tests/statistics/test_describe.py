@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import fedsolve as fs
@@ -12,9 +13,9 @@ from fedsolve import Describe
 from fedsolve.federation.messages import Request
 from fedsolve.federation.participant import Memory, kind_of
 from fedsolve.privacy import SecureFederation
-from fedsolve.statistics.describe import QUANTILES
+from fedsolve.statistics.describe import QUANTILES, rounded
 from fedsolve.testing import check_method
-from tests.statistics.tables import federation, near, table
+from tests.statistics.tables import federation, near, schema_of, table
 
 
 def rows() -> Any:
@@ -59,6 +60,49 @@ def test_moments_are_exact_and_quantiles_within_their_bin(sites: int) -> None:
     assert {each["missing"]: each["rows"] for each in model.patterns} == counts
     assert "Missing together" in str(model)
     assert model.document()["patterns"] == model.patterns
+
+
+def test_quantiles_have_the_digits_that_their_bins_allow() -> None:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"ill": (rng.random(3000) < 0.4).astype(float), "days": rng.poisson(6, 3000)})
+    frame["capped"] = np.minimum(rng.exponential(size=3000), 1.0)
+    frame = frame.assign(same=3.7, tiny=1e-20 * rng.normal(size=3000))
+    columns = [fs.Column(name, **({"bounds": (0, 1)} if name == "capped" else {})) for name in frame]
+    model = Describe().fit(federation(frame, 3, fs.Schema(tuple(columns))))
+    lines = {line["column"]: line for line in model.records()}
+    for name in ("ill", "days"):
+        exact = frame[name].quantile(QUANTILES, interpolation="inverted_cdf")
+        assert lines[name]["quantiles"] == exact.tolist()
+    assert lines["capped"]["quantiles"][-1] == 1
+    near(lines["same"]["quantiles"], [3.7] * 5, 1e-12)
+    near(lines["tiny"]["quantiles"], frame.tiny.quantile(QUANTILES), 0.2)
+    assert model.remarks == ["quantiles are exact to a bin, of up to about 0.04 standard deviations."]
+    assert model.remarks[0] in str(model)
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [(0.9, 1.1, 1.0), (0.23, 0.28, 0.24), (31.0, 44.0, 40.0)])
+def test_a_rounded_quantile_stays_in_its_bin(low: float, high: float, found: float) -> None:
+    given = (low + 0.2 * (high - low), low, high)
+    assert rounded(*(np.array([each]) for each in given)).tolist() == [found]
+
+
+def test_dates_are_printed_as_dates() -> None:
+    days = np.arange(408) % 102
+    frame = pandas.DataFrame({"came": pandas.Timestamp("2024-03-01") + pandas.to_timedelta(days, "D")})
+    frame = frame.assign(arm=np.where(days <= 50, "early", "late"), y=np.arange(408) % 7)
+    columns = (fs.Column("came", "date", reference=19000), *schema_of(frame[["arm", "y"]]).columns)
+    rows = federation(frame, 4, fs.Schema(columns))
+    line, *_ = Describe(by="arm").fit(rows).records()
+    assert line["mean"] in ("2024-04-20", "2024-04-21")
+    assert line["sd"] == f"{days.std(ddof=1):.4g} days"
+    gaps = pandas.to_datetime(line["quantiles"]) - pandas.Timestamp("2024-03-01")
+    assert np.all(np.abs(gaps.days - np.array([5, 25, 50, 76, 96])) <= np.array(line["within"]) + 1)
+    groups = Describe(by="arm").fit(rows).groups
+    assert [group["means"]["came"] for group in groups] == ["2024-03-26", "2024-05-16"]
+    assert line["mean"] in Describe().fit(rows).page()
+    model = fs.GLM("y ~ came").fit(rows)
+    assert model.facts["units"] == {"came": "years since 2022-01-08"}
+    assert "came years since 2022-01-08" in str(model)
 
 
 def test_groups_and_sites_of_ten_rows_and_more() -> None:

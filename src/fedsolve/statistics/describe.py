@@ -59,7 +59,7 @@ class ColumnSummary(StatisticModel):
         heads = ("column", "rows", "missing", "mean", "sd")
         rows: Lines = [(*heads, *(f"{100 * q:g}%" for q in QUANTILES), "categories")]
         for line in self.lines:
-            known = [*map(line.get, heads), *line.get("quantiles", [None] * len(QUANTILES))]
+            known = [*map(line.get, heads), *map(_digits, line.get("quantiles", [None] * len(QUANTILES)))]
             counts = (f"{name} {count}" for name, count in line.get("categories", {}).items())
             rows.append((*map(number, known), ", ".join(counts)))
         parts = [("", rows)]
@@ -93,6 +93,11 @@ class ColumnSummary(StatisticModel):
         return render("describe.html", title=self.title, kind="evaluation", **known)
 
 
+def _digits(value: Any) -> Any:
+    """A quantile with the digits that it has."""
+    return f"{value:.15g}" if isinstance(value, float) else value
+
+
 def _short(value: Any) -> str:
     """A number with four digits, as a page has room for; counts whole."""
     whole = value is None or isinstance(value, str) or float(value).is_integer()
@@ -112,6 +117,9 @@ class _Columns(RowView):
         known = {column.name: (column.reference, column.scale) for _, column in self.schema.places("number")}
         pairs = np.array([known.get(name, (0.0, 1.0)) for name in self.numbers]).reshape(-1, 2)
         self.origin, self.unit = pairs.T
+        self.dates = {column.name: column for _, column in self.schema.places("date")}
+        ends = {column.name: column.bounds for _, column in self.schema.places("number") if column.bounds}
+        self.ends = [ends.get(name, (-np.inf, np.inf)) for name in self.numbers]
 
     def values(self, rows: Any) -> tuple[Array, Array]:
         """(rows, numbers) whether a number is there, and how far it is from its origin; 0 where it is not."""
@@ -173,6 +181,10 @@ class Describe(StatisticMethod[ColumnSummary]):
                     (yield Ask(COUNTS, note | {"gaps": [], "pairs": False}, {"edges": middle}))["below"]
                 ):
                     break
+        if spread.names and (width := spread.width):
+            run.remarks.append(
+                f"quantiles are exact to a bin, of up to about {width:.1g} standard deviations."
+            )
         facts = {"rows": rows, "rows_left_out": asked - rows if self.by else None}
         facts |= {"complete_rows": sums["complete"][0], "exchanges": len(run.history)}
         facts["sites"] = len(run.history[-1].cohort)
@@ -187,9 +199,26 @@ class Describe(StatisticMethod[ColumnSummary]):
         }
         parts["groups"] = _by_group(columns, named[self.by], sizes, sums["moments"])
         parts["tables"] = {"correlation": correlation, "gaps": sums["gaps"]}
-        return ColumnSummary(run.spec.features, facts, **parts)
+        return ColumnSummary(run.spec.features, facts, remarks=run.remarks, **parts)
 
     privately = private_description
+
+
+def rounded(found: Array, low: Array, high: Array) -> Array:
+    """Quantiles of a column, with no more digits than their bins (low, high] need to hold a number each.
+
+    So those of a column of whole numbers are whole where bins are narrow.
+    """
+    told, out = np.isfinite(found), np.full(len(found), np.nan)
+    found, low, high = found[told], low[told], high[told]
+    unit = wide = 10.0 ** np.floor(np.log10(high - low))
+    for digits in range(1 - int(np.floor(np.log10(np.min(wide, initial=1.0))))):
+        unit = np.maximum(wide, 10.0**-digits)
+        first, last = np.floor(low / unit + 1e-9) + 1, np.floor(high / unit + 1e-9)
+        if np.all(first <= last):
+            break
+    out[told] = [float(f"{each:.15g}") for each in np.clip(np.rint(found / unit), first, last) * unit]
+    return out
 
 
 class _Spread:
@@ -200,7 +229,7 @@ class _Spread:
     """
 
     def __init__(self, columns: _Columns, moments: Array) -> None:
-        self.names, (self.n, first, second) = columns.numbers, moments
+        self.columns, self.names, (self.n, first, second) = columns, columns.numbers, moments
         mean, deviation = mean_and_deviation(np.maximum(self.n, 1), first, second)
         constant = second / np.maximum(self.n, 1) - mean**2 <= 1e-13 * mean**2
         self.mean = columns.origin + columns.unit * mean
@@ -244,12 +273,29 @@ class _Spread:
             line: dict[str, Any] = {"column": name, "rows": n, "missing": missing[name], "mean": self.mean[k]}
             line["sd"] = self.deviation[k] * np.sqrt(n / max(n - 1, 1))
             found = low + np.clip(share, 0, 1) * (high - low)
-            line["quantiles"] = np.where(high - low <= _WIDEST * self.unit[k], found, np.nan)
-            line |= {"within": high - low, "edges": self.edges[:own, k]}
+            found[high - low > _WIDEST * self.unit[k]] = np.nan
+            date = self.columns.dates.get(name)
+            if not self.deviation[k]:
+                found = np.full(len(QUANTILES), self.mean[k])
+            elif date is None:
+                least, most = self.columns.ends[k]
+                found = np.clip(rounded(found, low, high), least, most)
+            line |= {"quantiles": found, "within": high - low, "edges": self.edges[:own, k]}
             line["bins"] = np.diff(np.concatenate([[0], self.below[:own, k], [n]]))
+            if date is not None:
+                told = {head: [*map(date.day, line[head])] for head in ("quantiles", "edges")}
+                sd, within = f"{date.scale * line['sd']:.4g} days", date.scale * line["within"]
+                line |= {**told, "mean": date.day(line["mean"]), "sd": sd, "within": within}
             unknown = {"mean": None, "sd": None, "quantiles": [None] * len(QUANTILES)}
             out.append(line if n else line | unknown)
         return out
+
+    @property
+    def width(self) -> float:
+        """Deviations that a bin has at most from which a quantile is told."""
+        low, high, *_ = self.bracket
+        wide = (high - low) / self.unit
+        return float(np.max(wide[(wide <= _WIDEST) & (self.n > 0) & (self.deviation > 0)], initial=0.0))
 
 
 def _by_gaps(names: list[str], patterns: Array) -> list[dict[str, Any]]:
@@ -279,7 +325,12 @@ def _by_group(columns: _Columns, groups: list[str], sizes: Array, moments: Array
     for place, size in enumerate(sizes):
         n, first, _ = moments[:, place]
         means = (columns.origin + columns.unit * first / np.maximum(n, 1)).tolist()
-        known = {"rows": int(size), "means": dict(zip(columns.numbers, means, strict=True))}
+        dated = columns.dates
+        told = {
+            name: dated[name].day(v) if name in dated else v
+            for name, v in zip(columns.numbers, means, strict=True)
+        }
+        known = {"rows": int(size), "means": told}
         out.append({"group": groups[place], **(known if size >= FEWEST_ROWS else {"rows": None})})
     return out
 

@@ -387,6 +387,9 @@ class Design:
         """What every result says of its rows and its run."""
         facts = {"formula": self.method.asked, "rows": self.used, "rows_left_out": self.rows - self.used}
         facts |= {"left_out": self.left_out(), "sites": len(self.run.history[-1].cohort)}
+        dates = (column for _, column in self.view.schema.places("date") if column.name in self.plan.used)
+        if units := {column.name: column.counted for column in dates}:
+            facts["units"] = units
         return facts | {"exchanges": len(self.run.history)} | self.view.event(self.run.remarks)
 
 

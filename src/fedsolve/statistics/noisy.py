@@ -215,7 +215,7 @@ class _Described(_Bounds):
 
 def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
     """Counts, means, deviations, bins, quantiles within a bin, correlations, categories. mu: its cost."""
-    from fedsolve.statistics.describe import QUANTILES, ColumnSummary, correlations
+    from fedsolve.statistics.describe import QUANTILES, ColumnSummary, correlations, rounded
 
     if method.by is not None:
         raise DataError("with noise all rows are described together; leave `by` out.")
@@ -232,7 +232,9 @@ def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> T
         places = np.interp(np.array(QUANTILES) * below[-1], below, np.arange(MOST_BINS + 1))
         line = {"column": name, "rows": round(there[k]), "missing": max(0, round(rows - there[k]))}
         line["mean"] = known.middle[k] + known.half[k] * first[k] / seen[k]
-        line |= {"sd": known.half[k] * spread[k], "quantiles": (low + width * places).tolist()}
+        cell = low + width * np.clip(np.floor(places), 0, MOST_BINS - 1)
+        quantiles = rounded(low + width * places, cell, cell + width).tolist()
+        line |= {"sd": known.half[k] * spread[k], "quantiles": quantiles}
         line |= {"within": [width] * len(QUANTILES), "bins": np.rint(counts[k]).tolist()}
         lines.append(line | {"edges": (low + width * np.arange(1, MOST_BINS)).tolist()})
     told = iter(np.rint(np.maximum(levels, 0)).astype(int).tolist())

@@ -167,6 +167,19 @@ class Column:
             return tuple(f"{self.name}#{number}" for number in range(width))
         return ()
 
+    def day(self, number: float) -> str | None:
+        """The date that a number of a date's column stands for; None for NaN."""
+        if math.isnan(number):
+            return None
+        ordinal = _EPOCH.toordinal() + round(self.reference + self.scale * number)
+        return date.fromordinal(min(max(ordinal, date.min.toordinal()), date.max.toordinal())).isoformat()
+
+    @property
+    def counted(self) -> str:
+        """What numbers of a date's column count."""
+        spans = {DAYS_A_YEAR: "years", 1.0: "days"}
+        return f"{spans.get(self.scale, f'units of {self.scale:g} days')} since {self.day(0)}"
+
     def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
         """The column as JSON values; only what its kind uses. `elsewhere`: without a backbone's address."""
         note: dict[str, Any] = {"name": self.name, "kind": self.kind}
