@@ -129,8 +129,24 @@ class Model(ABC):
 
     @property
     def judged(self) -> Array | None:
-        """The classes by whose probabilities it is evaluated; None where numbers are compared."""
+        """The classes by whose probabilities it is evaluated; None where it is not by those."""
         return self.classes
+
+    @property
+    def middle(self) -> Array:
+        """(outputs,) numbers near the targets: what it says of a row of zeros."""
+        return np.asarray(self.estimates(np.zeros((1, self.features)))[0])
+
+    def scored_by(self, label: str | None) -> Self:
+        """This model for rows that have the truth in this column, or where the model says when None.
+
+        Refused where no column can have it.
+        """
+        return self
+
+    def complete(self, features: Array) -> Array:
+        """Which encoded rows it has a prediction for."""
+        return np.ones(len(features), dtype=bool)
 
     def decision_function(self, features: Any) -> Array:
         """Scores, shape (rows, classes), (rows, targets) or (rows, labels)."""

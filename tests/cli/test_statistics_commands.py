@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import statsmodels.formula.api as smf
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import fedsolve as fs
 from tests.command import document, fedsolve, refused
@@ -138,3 +139,44 @@ def test_the_site_is_a_category_of_formulas(files: list[Path], tmp_path: Path) -
         near([line["coefficient"] for line in told["table"]], expected.params.iloc[[0, 3, 1, 2]], 1e-8)
     hidden = fedsolve("glm", "estrec ~ age + hospital", *owned, "--secure")
     refused(hidden, 2, "which secure sums hide. Use --robust cluster")
+
+
+def test_a_logistic_regression_is_evaluated_by_its_probabilities(files: list[Path], tmp_path: Path) -> None:
+    saved, new = tmp_path / "glm.safetensors", tmp_path / "new.csv"
+    document("glm", "cens ~ age + C(tgrade)", *files, "--family", "binomial", "--out", saved)
+    frame = table("gbsg2").assign(hospital="north")
+    frame["age"] = frame.age.where(frame.index % 50 != 3)
+    frame.to_csv(new, index=False)
+    words = ("--by", "menostat", "--importance", "--html", tmp_path / "page.html")
+    told = document("evaluate", saved, new, *words)
+    there = frame.age.notna()
+    chance, truth = fs.load_model(saved).predict(frame[there]), frame.cens[there].to_numpy()
+    assert told["rows"] == there.sum()
+    assert told["brier"] == pytest.approx(brier_score_loss(truth, chance), abs=1e-12)
+    assert told["log_loss"] == pytest.approx(log_loss(truth, chance), abs=1e-12)
+    assert told["auc"] == pytest.approx(roc_auc_score(truth, chance), abs=told["auc_bound"])
+    assert "14 of 686 rows have no prediction" in " ".join(told["warnings"])
+    assert not any("worse than" in warning for warning in told["warnings"])
+    assert {one["column"] for one in told["importance"]} == {"age", "tgrade"}
+    assert sum(group["rows"] for group in told["by"]["groups"]) == there.sum()
+    assert document("evaluate", saved, new, "--label", "cens")["brier"] == told["brier"]
+    frame[["age", "tgrade", "time"]].to_csv(new, index=False)
+    refused(fedsolve("evaluate", saved, new, "--label", "time"), 2, "in row 0 is not one of the 2 classes")
+
+
+def test_other_regressions_are_evaluated_by_their_means(files: list[Path], tmp_path: Path) -> None:
+    saved = tmp_path / "saved.safetensors"
+    document(
+        "glm", "pnodes ~ age + C(tgrade) + offset(log(tsize))", *files, "--family", "poisson", "--out", saved
+    )
+    frame = table("gbsg2")
+    told, mean = document("evaluate", saved, files[0]), fs.load_model(saved).predict(frame.iloc[::3])
+    assert told["rmse"] == pytest.approx(np.sqrt(np.mean((frame.pnodes[::3] - mean) ** 2)), rel=1e-9)
+    document("mixed", "estrec ~ age", *files, "--out", saved)
+    told, mean = document("evaluate", saved, files[0]), fs.load_model(saved).predict(frame.iloc[::3])
+    assert told["mae"] == pytest.approx(np.mean(np.abs(frame.estrec[::3] - mean)), rel=1e-9)
+    document("cox", "Surv(time, cens) ~ age", *files, "--out", saved)
+    refused(fedsolve("evaluate", saved, files[0]), 2, "hazards against each other")
+    document("glm", "I(estrec > 20) ~ age", *files, "--family", "binomial", "--out", saved)
+    refused(fedsolve("evaluate", saved, files[0]), 2, "predicts 'I(estrec > 20)'", "name that: --label")
+    assert document("evaluate", saved, files[0], "--label", "cens")["rows"] == 229

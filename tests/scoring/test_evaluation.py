@@ -163,3 +163,18 @@ def test_what_cannot_be_evaluated_is_refused(digits):
     model = fs.AFL(ridge=1.0).fit(divided(wide, digits.labels, 2))
     with pytest.raises(fs.DataError, match="320 columns, each of which"):
         feature_importances(divided(wide, digits.labels, 2), model)
+
+
+def test_a_regression_of_probabilities_is_judged_by_them():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(300, 2))
+    y = (rng.random(300) < 1 / (1 + np.exp(-x[:, 0]))).astype(float)
+    rows = fs.LocalFederation.from_arrays(x, y, np.arange(300) % 3, task="regression")
+    model = fs.GLM("y ~ x0 + x1", family="binomial").fit(rows)
+    assert fs.evaluate(rows, model) == pytest.approx(model.score(x, y), abs=1e-12)
+    found = fs.evaluate(rows, model, detailed=True)
+    assert found.brier == pytest.approx(np.mean((model.predict(x) - y) ** 2), abs=1e-12)
+    assert found.calibrated
+    other = fs.GLM("exp(y) ~ x0 + x1").fit(rows)
+    with pytest.raises(fs.DataError, match="made of columns"):
+        fs.evaluate(rows, other)

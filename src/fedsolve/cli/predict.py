@@ -33,6 +33,7 @@ from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
 from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
 from fedsolve.scoring.residuals import RegressionEvaluation
+from fedsolve.scoring.tallies import truth_of
 from fedsolve.tables.table_file import TrainOrTest
 
 
@@ -197,7 +198,8 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
 
     Prints accuracy, AUC, log loss and calibration with intervals, precision, recall and F1 per class, and the
     confusion matrix (with more than 20 classes: the most frequent mistakes). Of a regression: R², mean
-    absolute and root mean squared error. DATA is an npz, csv or parquet file, or a dataset as for train.
+    absolute and root mean squared error. A model of a formula is compared with the formula's outcome; one of
+    0 and 1 by its probabilities. DATA is an npz, csv or parquet file, or a dataset as for train.
 
     # accuracy, per-class report and confusion
     fedsolve evaluate model.safetensors data.npz
@@ -217,6 +219,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}")
     if model.labels and model.schema is None:
         reading = replace(reading, labels=",".join(model.labels))
+    model = model.scored_by(reading.label)
     reader = options.reading_for(model, options.data, reading).reader(output)
     data = reader.rows(
         options.data,
@@ -224,9 +227,17 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         classes=model.classes,
         width=model.features,
         schema=model.schema,
+        extra="ignore",
         keep=None if options.by is None else [options.by],
     )
+    strange, there = model.strange(data.features, data.source), model.complete(data.features)
+    if not there.any():
+        raise DataError(" ".join(strange))
     assert data.labels is not None
+    truth_of(model, data.labels)  # names the row of a label that is none
+    some = slice(None) if there.all() else there
+    labels, kept = data.labels[some], {name: cells[some] for name, cells in data.kept.items()}
+    data = replace(data, features=data.features[some], labels=labels, kept=kept)
     named = {"model": options.model, "data": options.data}
     if isinstance(model, StagedModel) and options.staged:
         stages = model.staged_score(data.features, data.labels)
@@ -244,13 +255,17 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         if options.sensitivity is not None:
             limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
     else:
+        assert model.judged is not None
         more = Confusion(found.classes, found.confusion).as_dict()
         if options.sensitivity is not None:
             limits[""] = found.threshold(model.threshold(options.sensitivity), options.sensitivity)
         balanced = found.balanced_accuracy
-        doubts = doubts or majority_doubt(found.accuracy, data.labels, "these rows", balanced)
+        if not model.regression:
+            doubts = doubts or majority_doubt(found.accuracy, labels, "these rows", balanced)
+        elif (spread := float(np.var(labels))) > 0:
+            doubts = mean_doubt(1 - found.brier / spread)
     groups = None if options.by is None else by_column(model, data, options.by)
-    doubts = model.strange(data.features, data.source) + doubts
+    doubts = strange + doubts
     document = named | {"layers": options.layers} | found.as_dict() | more
     chosen = {name: asdict(one) for name, one in limits.items()}
     document |= {"thresholds": chosen or None} if model.labels else {"threshold": chosen.get("")}

@@ -53,13 +53,14 @@ def evaluate(
 def evaluation_from(model: Model, total: Total) -> Found:
     """The evaluation that the clients' sums add up to."""
     sums = tally_from(total.term.arrays)
-    if model.regression:
+    if model.regression and model.judged is None:
         return RegressionEvaluation(total.count("rows"), sums, origin_of(model), model.spread)
-    calibrated = model.calibration is not None
+    # The likelihood that a regression of probabilities maximises calibrates them.
+    calibrated = model.calibration is not None or model.regression
     if model.labels:
         return LabelsEvaluation(np.arange(2), sums, calibrated, model.labels)
-    assert model.classes is not None
-    return Evaluation(model.classes, sums, calibrated)
+    assert model.judged is not None
+    return Evaluation(model.judged, sums, calibrated)
 
 
 def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
@@ -117,10 +118,11 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
     Of several labels a row: the tally of each by itself, along a first axis, and `exact`, the rows of which
     every label is right.
     """
-    if model.regression:
+    if model.regression and model.judged is None:
         return error_sums(model, data)
     truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
-    whole, exact, each = empty_tally(model.outputs), 0, [empty_tally(2) for _ in model.labels]
+    whole = empty_tally(model.outputs if model.judged is None else len(model.judged))
+    exact, each = 0, [empty_tally(2) for _ in model.labels]
     for span in data.spans():
         answers, shares = model.told(data.features(span, data.source.dtype))
         if not model.labels:

@@ -215,8 +215,8 @@ def _losses(model: Model, values: Array, truth: Array, dtype: Any) -> tuple[Arra
     """
     # As they are stored: a network reads bytes on another scale than numbers.
     values = values.astype(dtype, copy=False)
-    if model.regression:
-        errors = truth - model.decision_function(values)
+    if model.regression and model.judged is None:
+        errors = truth - model.estimates(values)
         return (errors**2).sum(axis=1), -np.abs(errors).sum(axis=1)
     answers, probabilities = model.told(values)
     if model.labels:

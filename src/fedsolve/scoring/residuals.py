@@ -20,6 +20,7 @@ from fedsolve.arrays import Array
 from fedsolve.calibration import STEPS, Spread, kept_from
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.labels import regression_targets
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
 from fedsolve.scoring.tallies import NORMAL, truth_of
 
@@ -47,8 +48,8 @@ def error_sums(
     # Nothing depends on where targets are counted from; near them, their powers keep all digits.
     origin = origin_of(model) if origin is None else origin
     for span in data.spans():
-        target = truth_of(model, labels[span])
-        predicted = model.decision_function(data.features(span, data.source.dtype))
+        target = regression_targets(truth_of(model, labels[span]), outputs).astype(np.float64)
+        predicted = model.estimates(data.features(span, data.source.dtype))
         e, t = target - predicted, target - origin
         powers = (e, np.abs(e), e**2, e**4, t, t**2, t**3, t**4, e**2 * t, (e * t) ** 2)
         sums["errors"] += [power.sum(axis=0) for power in powers]
@@ -67,10 +68,10 @@ def error_sums(
 
 
 def origin_of(model: Model) -> Array:
-    """From where targets are counted: the mean on rows held out, or what the model says of a row of zeros."""
+    """From where targets are counted: the mean on rows held out, or what is near them by the model."""
     if model.spread is not None:
         return model.spread.centre
-    return np.asarray(model.decision_function(np.zeros((1, model.features)))[0])
+    return model.middle
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,9 @@ def empty_tally(classes: int) -> Tally:
 
 def truth_of(model: Model, labels: Array) -> Array:
     """Labels as a model's answers are: positions of classes (rows,), 0 and 1 (rows, labels), or targets."""
-    if model.classes is not None:
-        return encode_labels(labels, model.classes)
+    model = model.scored_by(None)
+    if model.judged is not None:
+        return encode_labels(labels, model.judged)
     if model.labels:
         return label_matrix(labels, model.labels).astype(np.int64)
     return regression_targets(labels, model.outputs).astype(np.float64)

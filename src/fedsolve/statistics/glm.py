@@ -41,6 +41,12 @@ class GLMModel(RegressionModel):
     def judged(self) -> Array | None:
         return np.arange(2) if self.facts["family"] == "binomial" else None
 
+    def told(self, features: Any) -> tuple[Array, Array]:
+        if self.judged is None:
+            return super().told(features)
+        chance = self.estimates(features)
+        return (chance[:, 0] >= 0.5).astype(np.int64), np.hstack([1 - chance, chance])
+
     def estimated(self, scores: Array) -> Array:
         return np.asarray(LINKS[self.facts["link"]].mean(scores))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from scipy.stats import norm, t
@@ -270,7 +272,7 @@ class RegressionModel(CoefficientTable):
 
     def known_scores(self, features: Any) -> Array:
         rows = self._rows(features)
-        there, scores = self._complete(rows), np.full((len(rows), 1), np.nan)
+        there, scores = self.complete(rows), np.full((len(rows), 1), np.nan)
         if there.any():
             scores[there] = self.decision_function(rows[there])
         return scores
@@ -282,11 +284,40 @@ class RegressionModel(CoefficientTable):
             warnings.warn(remark, ConditionWarning, stacklevel=2)
         return self.decided(self.known_scores(rows))
 
+    @property
+    def middle(self) -> Array:
+        typical = self.ranges[0] @ np.where(self.kept, self.coefficient, 0.0)
+        told = self.estimated(np.array([[typical]]))[0]
+        return np.where(np.isfinite(told), told, 0.0)
+
+    def scored_by(self, label: str | None) -> Self:
+        other, (left, _, right) = copy.copy(self), self.facts["formula"].partition("~")
+        outcome = left.strip()
+        if outcome.startswith("Surv("):
+            raise DataError(
+                "a Cox regression predicts hazards against each other, which no column has to compare them "
+                "with. Its concordance is in the result: fedsolve info."
+            )
+        if label is not None:
+            outcome = f"`{label}`"
+            other.facts = {**self.facts, "formula": f"{outcome} ~{right}"}
+        if not outcome.isidentifier() and "`" not in outcome:
+            raise DataError(
+                f"the model predicts '{outcome}', which is made of columns. Write it to a column of its own, "
+                "and name that: --label."
+            )
+        if self.schema is not None:
+            other.schema = replace(self.schema, label=outcome.strip("`"), task="regression")
+        return other
+
+    def complete(self, features: Array) -> Array:
+        return np.asarray(~self._lacking(features).to_numpy().any(axis=1))
+
     def strange(self, features: Array, source: str) -> list[str]:
         numbers = [place for place, name in enumerate(self.names) if "[" not in name and name != INTERCEPT]
         mean, deviation = self.ranges[:, numbers]
         known = Schema.of_numbers([self.names[place] for place in numbers])
-        there, design = self._complete(features), np.full((len(features), len(numbers)), np.nan)
+        there, design = self.complete(features), np.full((len(features), len(numbers)), np.nan)
         if there.any():
             found = self.plan().columns(self._frame(features[there]), self.scales or None)
             design[there] = found[:, numbers]
@@ -301,9 +332,6 @@ class RegressionModel(CoefficientTable):
         """Which columns that the formula uses encoded rows lack, as a frame of True and False."""
         found = self._frame(rows)
         return found[[name for name in self.plan().used if name in found]].isna()
-
-    def _complete(self, rows: Array) -> Array:
-        return np.asarray(~self._lacking(rows).to_numpy().any(axis=1))
 
     def _gaps(self, rows: Array, source: str) -> list[str]:
         """A sentence about the rows that have no prediction, if there are such."""

@@ -457,21 +457,27 @@ class Schema:
         wanted += [self.weight] if weighted and self.weight is not None else []
         known = {column.name for column in self.columns} | {*self.label_columns, self.client, self.weight}
         strange = [name for name in there if name not in known]
-        problems = []
+        problems, remedies = [], []
         twice = sorted({name for name in there if there.count(name) > 1})
         if twice:
             problems.append(f"more than one column is called {', '.join(map(repr, twice))}")
-        for name in wanted:
-            if name not in there:
-                hint = did_you_mean(name, strange).strip().replace("Did", "did")
-                problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
-        if extra == "refuse":
-            problems += [f"column '{name}' is not in the schema" for name in strange]
-        if problems:
-            raise DataError(
-                f"the columns do not fit the schema: {'; '.join(problems)}. Rename them. A column that is "
-                'not to be used has kind = "unused" in the schema; or, with a trained model, --drop.'
+            remedies.append("Rename columns that have one name.")
+        for name in (absent := [name for name in wanted if name not in there]):
+            hint = did_you_mean(name, strange).strip().replace("Did", "did")
+            problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
+        if absent:
+            remedies.append(
+                "Rename the column that holds what is missing, or add it: its cells may be empty where the "
+                "schema says what becomes of missing values."
             )
+        if extra == "refuse" and strange:
+            problems += [f"column '{name}' is not in the schema" for name in strange]
+            remedies.append(
+                'A column that is not to be used has kind = "unused" in the schema; or, with a trained '
+                "model, --drop."
+            )
+        if problems:
+            raise DataError(f"the columns do not fit the schema: {'; '.join(problems)}. {' '.join(remedies)}")
 
 
 # -- as a TOML file, for people to review -------------------------------------------------------------
