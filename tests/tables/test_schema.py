@@ -243,6 +243,14 @@ def test_the_digest_is_of_what_sites_must_agree_on():
     assert unit.differences(SCHEMA) == ["column 'age' has unit 'months', there 'years'"]
 
 
+def test_a_file_that_a_site_keeps(tmp_path):
+    (tmp_path / "agreed-schema.json").write_text(json.dumps(SCHEMA.to_note()))
+    assert read_schema(tmp_path / "agreed-schema.json") == SCHEMA
+    (tmp_path / "other.json").write_text('{"columns": 3}')
+    with pytest.raises(DataError, match=r"other\.json: the schema cannot be used"):
+        read_schema(tmp_path / "other.json")
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

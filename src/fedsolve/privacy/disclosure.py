@@ -125,6 +125,7 @@ class Disclosure:
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
         self._labels = self._widest = 0
+        self._schema: str | None = None
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
@@ -255,6 +256,7 @@ class Disclosure:
         base, limits, columns = self.account, stage.limits, data.width + stage.labels
         by_class = stage.classes is not None
         self.check_known(data, cohort, by_class)
+        self._schema = _read_by(data)
         if not base.size:
             base, self.told, self._widest, self._seen = Account.empty(columns), 0.0, 0, set()
             self._book.clear()
@@ -295,9 +297,20 @@ class Disclosure:
         if not base.size or self.limits.off:
             return
         if missing := len(base.rows["digest"]) - int((self._places(data) >= 0).sum()):
+            why, back = "are missing or were changed", "Put them back as they were"
+            if self._schema != _read_by(data):
+                known = self._schema is not None
+                why = (
+                    "are read by another schema now" if known else f"{why}, or are read by another schema now"
+                )
+                back = "" if known else f"{back}. "
+                back += (
+                    "The first schema binds all questions about these rows: take it again (of --propose, "
+                    "agreed-schema.json in the state folder), or begin anew, with new ledgers at all sites"
+                )
             raise DataError(
-                f"{missing:,} rows of earlier totals are missing or were changed; they would show as the "
-                "difference of two totals. Put them back as they were; what is new waits until it is enough."
+                f"{missing:,} rows of earlier totals {why}; they would show as the difference of two totals. "
+                f"{back}; what is new waits until it is enough."
             )
         before, now = {*base.cohort}, {*cohort}
         if now not in (before, before - self.withdrawn) and not self.changing:
@@ -531,18 +544,24 @@ class Disclosure:
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
         note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
-        note |= {"steps": self._steps, "book": self._book}
+        note |= {"steps": self._steps, "book": self._book, "schema": self._schema}
         note["accounts"] = [self._now.note(), self._next.note()]
         self._shelf.keep("cells", note, arrays)
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
         self._steps, self._book = note.get("steps", {}), note.get("book", {})
+        self._schema = note.get("schema")
         self._widest, self._classes, self._labels = note["widest"], note["classes"], note.get("labels", 0)
         now, following = (
             Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
         )
         self._now, self._next = now, now if following.history == now.history else following
+
+
+def _read_by(data: ClientData) -> str:
+    """The digest of the schema of these rows; nothing where they have none."""
+    return "" if data.schema is None else data.schema.digest
 
 
 def _codes(data: ClientData, classes: Array | None) -> Array:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_type_hints
 
 from fedsolve import container
 from fedsolve.arrays import Array, check_choice
-from fedsolve.errors import DataError, did_you_mean, naming
+from fedsolve.errors import DataError, did_you_mean, explained, naming
 from fedsolve.labels import TASKS, Task, class_list, labels_from_note, labels_note
 from fedsolve.parameters import known_are, parse_toml, typed
 
@@ -556,9 +556,12 @@ def _value(value: Any) -> str:
 
 
 def read_schema(path: str | os.PathLike[str]) -> Schema:
-    """The schema in a file."""
+    """The schema in a file: TOML, or the JSON in which a site keeps the one that was agreed."""
     text = container.read(path)
     with naming(path):
+        if text.lstrip().startswith(b"{"):
+            with explained("the schema cannot be used"):
+                return Schema.from_note(json.loads(text))
         return from_toml(text)
 
 
