@@ -12,11 +12,11 @@ import fedsolve as fs
 from fedsolve.errors import DataError
 from fedsolve.network.answering import Event
 from fedsolve.network.proposing import Proposing
-from fedsolve.tables.proposal import merged, propose_for
+from fedsolve.tables.proposal import merged, propose_for, summary
 from fedsolve.tables.schema import Column, Schema, read_schema
 from fedsolve.tables.table_file import ColumnLayout
 from fedsolve.version import PROTOCOL, __version__
-from tests.command import document
+from tests.command import document, fedsolve
 from tests.network.test_file_federation import SITES, Run, rows, world  # noqa: F401  (fixtures)
 
 
@@ -75,6 +75,30 @@ def _owned(schema: Path, folder: Path) -> Path:
     return folder / "owned.toml"
 
 
+def test_a_table_can_be_looked_at_before_it_is_proposed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "ward,age,outcome",
+        *(f"{'abz'[2 if row == 7 else row % 2]},{row * 1.37},{row % 3 % 2}" for row in range(60)),
+    ]
+    Path("a.csv").write_text("\n".join(lines))
+    data = ("--data", "a.csv", "--label", "outcome")
+    ways = ("Give --propose at every site, or the same --schema at every site and the server",)
+    found = fedsolve("doctor", "--insecure", *data)
+    assert found.exit_code == 2
+    assert ways[0] in " ".join(found.output.split())
+    client = ("client", "--server", "h:1", "--name", "n", "--insecure", "--plain", *data)
+    for words in (client, (*client, "--dry-run")):
+        found = fedsolve(*words)
+        assert found.exit_code == 2
+        assert ways[0] in found.stderr
+    told = "categories: ward (a, b; others as one); note: 'ward': not told, each in fewer than 10 rows: z"
+    for words in (("doctor", "--insecure", *data, "--propose"), (*client, "--propose", "--dry-run")):
+        found = fedsolve(*words, "--json")
+        assert found.exit_code == 0, found.output
+        assert told in found.stdout
+
+
 def test_what_few_rows_have_is_not_told(tmp_path):
     path = tmp_path / "a.csv"
     lines = ["ward,dose,rare,outcome"]
@@ -86,6 +110,7 @@ def test_what_few_rows_have_is_not_told(tmp_path):
     told = propose_for([path], ColumnLayout(label="outcome"), fewest=10)
     columns = {column.name: column for column in told.columns}
     assert columns["ward"].categories == ("a", "b")
+    assert columns["ward"].remark == "not told, each in fewer than 10 rows: only here"
     assert columns["dose"].absent == ("?",)
     assert (columns["dose"].reference, columns["dose"].scale) == (0.0, 1.0)  # of 40 values only
     assert told.classes == ("no", "yes")
@@ -107,10 +132,32 @@ def test_columns_of_several_sites_become_one_schema():
     assert made["d"].kind == "unused"
     assert "ISO 8601" in made["d"].remark
     assert made["k"].kind == "identifier"
+    here = site(Column("crp"), Column("w"))
+    few = {one.name: one.remark for one in merged({"a": here, "b": a, "d": here}).columns}
+    assert few["crp"] == "unused: b does not have it"
+    assert few["w"] == "unused: it is a number at a, d and a category at b; give all sites one schema"
+    assert summary(merged({"a": a, "b": b}), levels=True)[1] == "categories: w (a, b, c; others as one)"
     assert (made["x"].reference, made["x"].scale) == (10.0, 2.0)
     assert merged({"a": a, "b": site(task="regression")}).task == "regression"
     with pytest.raises(DataError, match="label columns have different names: 'y'"):
         merged({"a": a, "b": site(label="z")})
+
+
+def test_a_site_hears_why_its_columns_are_left_out_and_what_it_did_not_tell(tmp_path):
+    ward = Column("ward", "category", categories=("a",), remark="not told, each in fewer than 10 rows: z")
+    own = Schema((Column("x"), Column("crp"), Column("far"), ward), "y", (0, 1))
+    shown: list[Event] = []
+    site = Proposing("north", own, tmp_path, lambda schema: None, shown.append)
+    about = {"fedsolve": PROTOCOL, "version": __version__, "ask": "describe", "run": "r", "schema": None}
+    reply, _ = site.reply(about, np.zeros(0))
+    assert "not told" not in str(reply)
+    assert shown[-1].text.endswith("; 'ward': not told, each in fewer than 10 rows: z")
+    left = tuple(Column(name, "unused") for name in ("crp", "far"))
+    agreed = Schema((Column("x"), *left, Column("ward", "category", categories=("a",))), "y", (0, 1))
+    site._take(agreed, {"crp": "unused: west does not have it"})
+    assert (
+        "left out: 'crp': west does not have it; left out: 'far': the sites' schema leaves" in shown[-1].text
+    )
 
 
 def test_a_server_cannot_ask_for_another_label_or_an_identifier(tmp_path):

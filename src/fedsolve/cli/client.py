@@ -17,12 +17,13 @@ from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Interrupted, LoggedOutput, Output, write_text
 from fedsolve.cli.run_options import named_classes
-from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, site_rows
+from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, proposed, site_rows
 from fedsolve.data.targets import check_target
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network.calls import address
 from fedsolve.network.keyfolder import state_folder
 from fedsolve.pages.words import known, megabytes
+from fedsolve.tables.proposal import alone, summary
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def _rehearse(site: ClientSiteOptions, rows: SiteDataOptions, output: Output) ->
     from fedsolve.privacy.rehearsal import Rehearsal
 
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
-    data, columns = site_rows(site.name, rows, output)
+    proposal = proposed(rows, policy)
+    data, columns = site_rows(site.name, rows, output, None if proposal is None else alone(proposal))
     sites = 1 if site.plain else max(LEAST_COHORT, len({site.name, *site.key_folder.roster.sites()}))
     trial = Rehearsal(
         site.name, data, policy, site.folder / "ledger", sites, not site.plain, named_classes(site.classes)
@@ -100,6 +102,9 @@ def _rehearse(site: ClientSiteOptions, rows: SiteDataOptions, output: Output) ->
     counted = trial.count()
     tried = [trial.tried(registry.method_class(key)()) for key in policy.methods or _USUAL]
     described = f"{data.width:,} features" + (" and the names of its columns" if columns else "")
+    if proposal is not None:
+        told = "; ".join(summary(proposal, levels=True))
+        described = f"what its columns are: {told}. Below, as if all sites proposed the same"
     document = {"site": site.name, "rows": len(data), "sites": sites, "described": described}
     document |= {"secure": not site.plain, "census": counted, "methods": [vars(each) for each in tried]}
     lines = [

@@ -17,12 +17,15 @@ from fedsolve.cli.inputs import READING, TableOptions
 from fedsolve.cli.keys import KeyFolderOptions
 from fedsolve.cli.options import command, option
 from fedsolve.cli.output import Output
+from fedsolve.cli.site_side import naming_ways
 from fedsolve.data.backbones import known_backbone, load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.row_reader import dialect_only, read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
+from fedsolve.tables.csv_text import Dialect
+from fedsolve.tables.proposal import alone, propose_for, summary
 from fedsolve.tables.schema import read_schema
 from fedsolve.tables.table_file import ColumnLayout, parts, read_table
 
@@ -41,6 +44,9 @@ class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions
     data: str | None = option(None, "File or address to be read, as for 'client'.", "DATA")
     schema: str | None = option(
         None, "What a row of the data must be; all that does not fit is listed.", "FILE"
+    )
+    propose: bool = option(
+        False, "Read the data as a client with --propose does, and say what it would send."
     )
     backbone: str | None = option(None, "Backbone to be loaded.", "B")
 
@@ -74,7 +80,8 @@ def doctor(options: DoctorOptions, output: Output) -> int:
             findings += diagnosis.connection(options.server, keys, options.name)
     findings.append(diagnosis.disk(Path(options.state or FeatureStore(options.store).folder)))
     if options.data is not None:
-        findings.append(look_at_data(options.data, options.root, options.layout(), options.schema))
+        how = options.layout(), options.schema, options.propose
+        findings.append(look_at_data(options.data, options.root, *how))
     elif (schema := options.schema) is not None:
         findings.append(diagnosis.attempt("schema", partial(_schema_read, schema)))
     if options.backbone is not None:
@@ -84,7 +91,11 @@ def doctor(options: DoctorOptions, output: Output) -> int:
 
 
 def look_at_data(
-    source: str, root: str | None = None, layout: ColumnLayout | None = None, schema: str | None = None
+    source: str,
+    root: str | None = None,
+    layout: ColumnLayout | None = None,
+    schema: str | None = None,
+    propose: bool = False,
 ) -> Finding:
     """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
 
@@ -95,8 +106,19 @@ def look_at_data(
         elif known is not None:
             described = read_site(source, known, dialect_only(layout or ColumnLayout()))
             return f"{source}: {len(described):,} rows, as {schema} describes them"
+        if propose:
+            from fedsolve.privacy.policy import SitePolicy
+
+            own = layout or ColumnLayout()
+            dialect = {one.name: getattr(own, one.name) for one in dataclasses.fields(Dialect)}
+            proposal = propose_for([source], own, fewest=SitePolicy().fewest_rows)
+            assert proposal is not None
+            described = read_site(source, alone(proposal), ColumnLayout(**dialect))
+            told = "; ".join(summary(proposal, levels=True))
+            return f"{source}: {len(described):,} rows. To be proposed: {told}"
         if not is_address(source):
-            table = read_table(source, layout=layout, part="train" if parts(source) else None)
+            with naming_ways(source):
+                table = read_table(source, layout=layout, part="train" if parts(source) else None)
             classes = len(np.unique(table.labels)) if table.labels is not None else 0
             return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
         dataset = load_dataset(source, root)

@@ -27,7 +27,7 @@ from fedsolve.federation.followers import Follower, hears
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import Keys, state_folder
-from fedsolve.pages.words import known, megabytes, percent, traffic_words
+from fedsolve.pages.words import known, listed, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.schema import write_schema
@@ -150,6 +150,7 @@ def _run(
         "gather": options.gather or math.inf,
         "device": options.device,
     }
+    secure = None
     model = finished(
         recipe, state, options.class_names(), options.kind, options.clients, options.rows, options.evaluate
     )
@@ -168,12 +169,15 @@ def _run(
                 output.note(f"going on from {state.checkpoint}")
             federation = federated(options, output, link, options.clients, state, **waiting)
             board.sites_from(federation.standings)
-            engine = federation if options.plain else secured(options, federation, state)
+            secure = None if options.plain else secured(options, federation, state)
             follow, score = [*exchange_notes(output), board, *tracked], _score if options.evaluate else None
-            model = run_method(recipe, engine, state, follow, score)
+            model = run_method(recipe, secure or federation, state, follow, score)
             say_over(federation, state)
             board.complete()
-    return run_document(options, recipe, model, state)
+    document = run_document(options, recipe, model, state)
+    if secure is not None and secure.left_out is not None and model.schema is not None:
+        document["left_out"] = [model.schema.names[place] for place in secure.left_out.nonzero()[0]]
+    return document
 
 
 def _score(engine: Federation, model: Model) -> dict[str, float]:
@@ -332,6 +336,9 @@ def _verify(options: ServerOptions, output: Output) -> list[Validity]:
     return certificates
 
 
+_FEW = "the same in all but few rows, or set by few alone"
+
+
 def _choice_line(chosen: dict[str, Any], tried: list[dict[str, Any]]) -> tuple[str, str]:
     """Which candidate was the best, of how many; or why they were not compared."""
     if compared := sum(one["loss"] is not None for one in tried):
@@ -345,6 +352,7 @@ def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
         *(_choice_line(one, told["tried"]) for one in told["tried"] if one["chosen"]),
         ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
+        ("left out", told.get("left_out") and f"{listed(told['left_out'], 12)}: {_FEW}"),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
         ("traffic", traffic_words(told)),
         ("", told["catch_up_bytes"] and f"{megabytes(told['catch_up_bytes'])} MB down to catch up"),

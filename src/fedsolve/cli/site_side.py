@@ -7,7 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from fedsolve.cli.output import Output
 from fedsolve.cli.run_options import named_classes
 from fedsolve.data.backbones import DEFAULT_BACKBONE, portable
 from fedsolve.data.row_reader import dialect_only
+from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes
@@ -117,11 +119,31 @@ def answerer(
             **settings,
         )
 
-    if not rows.propose or rows.schema is not None:
+    proposal = proposed(rows, policy)
+    if proposal is None:
         return made(), diary
-    proposal = propose_for([rows.data], rows.layout(), fewest=policy.fewest_rows)
-    assert proposal is not None
     return Proposing(site.name, proposal, folder, made, diary.enter), diary
+
+
+def proposed(rows: SiteDataOptions, policy: SitePolicy) -> Schema | None:
+    """What this site would say of its columns; None where it is not to propose."""
+    if not rows.propose or rows.schema is not None:
+        return None
+    return propose_for([rows.data], rows.layout(), fewest=policy.fewest_rows)
+
+
+@contextmanager
+def naming_ways(data: str) -> Iterator[None]:
+    """A block in which a table that is not of plain numbers is refused with the ways to take part with it."""
+    try:
+        yield
+    except DataError as problem:
+        if "'fedsolve schema'" not in str(problem):
+            raise
+        raise DataError(
+            f"{data} is not all plain numbers. Give --propose at every site, or the same --schema at every "
+            f"site and the server. What stands in the way: {problem}"
+        ) from problem
 
 
 def _secure_side(
@@ -163,7 +185,8 @@ def site_rows(
     if schema is not None:
         table, columns = reader.described(options.data, schema, owned=False), None
     else:
-        table = reader.rows(options.data, "train" if parts else None)
+        with naming_ways(options.data):
+            table = reader.rows(options.data, "train" if parts else None)
         columns = _shown(table.schema)
     _introduce(output, name, table, "test" in parts)
     return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns

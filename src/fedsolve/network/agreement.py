@@ -76,6 +76,8 @@ class Agreement:
     def describing(self) -> Note:
         """The note that asks a site what it has."""
         about = {"task": self.task, "classes": labels_note(self._declared), "schema": self.schema_note()}
+        columns = () if self.schema is None else self.schema.columns
+        about["remarks"] = {column.name: column.remark for column in columns if column.remark}
         return {**self.note("describe"), **about, "secure": self.secure}
 
     def asking(self, ask: str, **about: Any) -> Note:

@@ -176,8 +176,8 @@ class Answerer:
             traceback.print_exc()
 
     def _hear(self, note: Note, _: Array) -> tuple[Note, bytes]:
-        about = {word: bool(note.get(word)) for word in ("over", "failed", "barred")}
-        self._tell(Event("told", str(note.get("message")), **about))
+        over, failed, barred = (bool(note.get(word)) for word in ("over", "failed", "barred"))
+        self._tell(Event("told", str(note.get("message")), over=over, failed=failed, barred=barred))
         return {}, b""
 
     def _describe(self, note: Note, _: Array) -> tuple[Note, bytes]:

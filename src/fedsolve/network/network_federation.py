@@ -151,7 +151,9 @@ class NetworkFederation(Federation):
             if there >= self.expected:
                 if (schema := self.agreement.proposed(sorted(self._roster.members))) is None:
                     break
-                self._tell(f"of what the sites propose, the schema is: {'; '.join(summary(schema))}")
+                self._tell(
+                    f"of what the sites propose, the schema is: {'; '.join(summary(schema, levels=True))}"
+                )
                 self._roster.members = {}  # all are asked once more, by the schema
                 self._roster.look()
                 continue

@@ -5,20 +5,21 @@ all proposals. The server's schema may use no column that this site dropped or t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedsolve import container, version
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.federation.cohort import error_kind
+from fedsolve.federation.cohort import error_kind, plain
 from fedsolve.labels import labels_note
 from fedsolve.network.answering import Answerer, Event, check_peer
 from fedsolve.network.parcels import Note
 from fedsolve.tables.proposal import summary
-from fedsolve.tables.schema import Column, Schema
+from fedsolve.tables.schema import LEFT_OUT, Column, Schema
 from fedsolve.version import __version__
 
 _AGREED = "agreed-schema.json"
@@ -50,10 +51,12 @@ class Proposing:
         try:
             if ask == "describe" and note.get("schema") is None:
                 check_peer(note)
-                self.show(Event("described", f"asked by run {said['run']}: sent is what its columns are"))
+                kept = "".join(f"; '{one.name}': {one.remark}" for one in self.proposal.columns if one.remark)
+                sent = f"asked by run {said['run']}: sent is what its columns are{kept}"
+                self.show(Event("described", sent))
                 return {**said, "ok": True, **self._describe()}, b""
             if ask == "describe":
-                self._take(Schema.from_note(note["schema"]))
+                self._take(Schema.from_note(note["schema"]), dict(note.get("remarks") or {}))
             elif self._inner is None and (self.folder / _AGREED).exists():
                 self._take(Schema.from_note(json.loads(container.read(self.folder / _AGREED))))
             if self._inner is None:
@@ -77,8 +80,8 @@ class Proposing:
             "proposal": self.proposal.to_note() | {"classes": None},
         }
 
-    def _take(self, agreed: Schema) -> None:
-        """Read the rows by the schema, unless they are."""
+    def _take(self, agreed: Schema, remarks: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Read the rows by the schema, unless they are. remarks: why columns are left out, by the server."""
         if self._inner is not None and self._inner[0] == agreed.digest:
             return
         known = {column.name: column for column in self.proposal.columns if column.kind != "identifier"}
@@ -98,7 +101,13 @@ class Proposing:
         self._inner = agreed.digest, self.read(agreed)
         note = json.dumps(agreed.to_note()).encode()
         container.write_atomically(self.folder / _AGREED, note, private=True)
-        self.show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))
+        lost = [
+            c.name for c in agreed.columns if c.kind in LEFT_OUT and known.get(c.name, c).kind != "unused"
+        ]
+        told = {**dict.fromkeys(lost, "the sites' schema leaves it out"), **remarks}
+        columns = tuple(replace(c, remark=plain(told.get(c.name, ""))) for c in agreed.columns)
+        text = "; ".join(summary(replace(agreed, columns=columns), levels=True))
+        self.show(Event("told", f"rows are read by the sites' schema. {text}"))
 
 
 def _not_proposed(asked: Column, own: Column) -> str:

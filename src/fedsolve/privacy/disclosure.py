@@ -40,6 +40,7 @@ from fedsolve.federation.meaning import flat_activations
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import encode_labels, labels_from_note
+from fedsolve.pages.words import listed
 from fedsolve.privacy import census
 from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
 from fedsolve.privacy.ring import Layout
@@ -189,8 +190,12 @@ class Disclosure:
             if classes is not None:
                 few = classes[np.unique(_codes(data, classes)[waiting])]
                 said += f" (class {', '.join(map(str, few))})"
-        if left := int(self.account.left_out[-1:, 0].sum()):
-            said += f"; {left} columns are left out, the same in all but few rows or set by few alone"
+        if (left := np.flatnonzero(self.account.left_out[-1:, 0].any(axis=0))).size:
+            names = () if data.schema is None else (*data.schema.names, *data.schema.labels)
+            what = f" ({listed([names[place] for place in left], 12)})" if names else ""
+            said += (
+                f"; {len(left)} columns{what} are left out, the same in all but few rows or set by few alone"
+            )
         return f"{said}; told so far: {self.told:.0%}"
 
     def settle(self, run: str) -> None:

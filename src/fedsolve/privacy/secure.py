@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedsolve.arrays import check_choice, check_whole
+from fedsolve.arrays import Array, check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.cohort import CohortReport, RunningSum, departed
 from fedsolve.federation.encoding import decode_request, encode_request
@@ -32,7 +32,7 @@ from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.federation.recipe import Recipe
 from fedsolve.privacy import notes
-from fedsolve.privacy.census import CensusStage, Limits
+from fedsolve.privacy.census import CensusStage, Limits, few_columns
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
@@ -119,6 +119,7 @@ class SecureFederation(Federation):
         self._attending: dict[str, SecureClient] = {}
         self.verifies = False  # whether clients check the latest question
         self._laid_out: Layout | None = None
+        self.left_out: Array | None = None  # (features,) columns that the latest census took out, where known
         self.store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
@@ -284,6 +285,11 @@ class SecureFederation(Federation):
             pending, report, signed = self._opened(asked, request, Chain(), True)
             total = decode(pending.total(), asked.layout)
             history, following = stage.after(total), stage.following(total)
+            if stage.name == "columns" and not stage.limits.off:
+                few = few_columns(total.arrays["columns"], stage.limits, int(total.counts["sites"]))
+                self.left_out = few[0, : spec.features]
+            elif stage.name == "crowded" and self.left_out is not None:
+                self.left_out = self.left_out | (total.arrays["crowded"][0, : spec.features] > 0)
             about = {"place": server.setup.place(asked.slot), "history": history}
             evidence = pending.evidence(asked.request, asked.layout, signed)
             self._told = self._census_letter(request, about, evidence, total, report)

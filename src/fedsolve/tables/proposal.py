@@ -161,6 +161,7 @@ def propose_for(
 def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
     """What may be told of a proposal: categories, classes and words for missing values that so many rows
     have; words that everybody uses; and rounded places of columns that have ten times as many values.
+    Remarks, which stay here, say what is left out and name the categories that are not told.
     """
     columns = []
     for column in proposed.columns:
@@ -169,11 +170,15 @@ def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
         usual = [text for text in column.absent if text.lower() in _ABSENT or NUMBER.fullmatch(text)]
         absent = tuple(text for text in column.absent if text in usual or text in often)
         kept = tuple(category for category in column.categories if category in often)
+        rare = [category for category in column.categories if category not in often]
+        remark = column.remark if column.kind in LEFT_OUT else ""
+        if rare:
+            remark = f"not told, each in fewer than {fewest} rows: {_few_of(rare)}"
         if column.kind == "category" and not kept:
             column = Column(column.name, "unused")
         elif column.kind == "number" and sum(text not in MISSING for text in cells) < 10 * fewest:
             column = replace(column, reference=0.0, scale=1.0)
-        columns.append(replace(column, absent=absent, categories=kept, remark=""))
+        columns.append(replace(column, absent=absent, categories=kept, remark=remark))
     if proposed.labels:
         return replace(proposed, columns=tuple(columns))
     labels = spelled_labels([text for text in texts[str(proposed.label)] if not is_empty(text)])
@@ -195,7 +200,10 @@ def merged(proposals: Mapping[str, Schema]) -> Schema:
         raise DataError(f"the sites' label columns have different names: {told}. Rename them.")
     every = [{column.name: column for column in schema.columns} for schema in proposals.values()]
     names = dict.fromkeys(name for columns in every for name in columns)
-    columns = tuple(_merged(name, [columns.get(name) for columns in every]) for name in names)
+    columns = tuple(
+        _merged(name, {site: own.get(name) for site, own in zip(proposals, every, strict=True)})
+        for name in names
+    )
     # Few different numbers at one site may look like classes there.
     several = next(iter(proposals.values())).labels
     label = None if several else labels.popitem()[0][0]
@@ -203,20 +211,30 @@ def merged(proposals: Mapping[str, Schema]) -> Schema:
     return Schema(columns, label, task=task, labels=several)
 
 
-def _merged(name: str, found: Sequence[Column | None]) -> Column:
-    """One column of several sites'."""
-    there = [column for column in found if column is not None]
+def alone(proposal: Schema) -> Schema:
+    """The schema of a run in which all sites propose the same as this one."""
+    made = merged({"this site": proposal})
+    return replace(made, classes=proposal.classes, task=None if proposal.classes else made.task)
+
+
+def _merged(name: str, found: Mapping[str, Column | None]) -> Column:
+    """One column of several sites', by site."""
+    there = [column for column in found.values() if column is not None]
     if any(column.kind == "identifier" for column in there):
         return Column(name, "identifier", remark="unused: an identifier")
     users = [column for column in there if column.kind != "unused"]
     kinds = dict.fromkeys(column.kind for column in users)
     why = ""
     if len(there) < len(found):
-        why = f"{len(found) - len(there)} of {len(found)} sites do not have it"
+        lacking = [site for site, column in found.items() if column is None]
+        why = f"{_few_of(lacking)} {'do' if len(lacking) > 1 else 'does'} not have it"
     elif 2 * len(users) < len(found):
-        why = f"{len(found) - len(users)} of {len(found)} sites leave it out"
+        idle = [site for site, column in found.items() if column is not None and column.kind == "unused"]
+        why = f"{_few_of(idle)} {'leave' if len(idle) > 1 else 'leaves'} it out"
     elif len(kinds) > 1:
-        why = f"it is a {' here and a '.join(kinds)} there; give all sites one schema"
+        at = {kind: [site for site, one in found.items() if one and one.kind == kind] for kind in kinds}
+        told = " and ".join(f"a {kind} at {_few_of(sites)}" for kind, sites in at.items())
+        why = f"it is {told}; give all sites one schema"
     elif len({column.format for column in users}) > 1:
         why = f"dates are written as {' and as '.join(sorted({str(c.format or 'ISO 8601') for c in users}))}"
     elif len({"%" in column.signs for column in users}) > 1:
@@ -236,6 +254,10 @@ def _merged(name: str, found: Sequence[Column | None]) -> Column:
         signs="".join(sign for sign in SIGNS if any(sign in column.signs for column in users)),
         categories=tuple(sorted({text for column in users for text in column.categories})),
     )
+
+
+def _few_of(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])} and {len(names) - 5} more" if len(names) > 6 else ", ".join(names)
 
 
 def propose_columns(
@@ -267,12 +289,17 @@ def propose_columns(
     return tuple(column(name, np.concatenate(parts)) for name, parts in found.items())
 
 
-def summary(schema: Schema) -> list[str]:
-    """The kinds of the columns, what is left out and why, in a few lines."""
+def summary(schema: Schema, levels: bool = False) -> list[str]:
+    """The kinds of the columns, what is left out and why, in a few lines; levels: with the categories."""
     lines = []
     titles = {"number": "numbers", "category": "categories", "date": "dates", "text": "text"}
     for kind, title in titles.items():
-        names = [column.name for column in schema.used if column.kind == kind]
+        names = [
+            f"{column.name} ({_few_of(column.categories)}; others as one)" * (levels and kind == "category")
+            or column.name
+            for column in schema.used
+            if column.kind == kind
+        ]
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         lines += [f"{title}: {', '.join(names[:12])}{more}"] if names else []
     for column in schema.columns:
