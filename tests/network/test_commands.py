@@ -14,6 +14,7 @@ import pytest
 
 from fedsolve.cli import keys as keys_command
 from fedsolve.cli.output import Output
+from fedsolve.cli.server import _choice_line
 from fedsolve.cli.site_side import Diary
 from fedsolve.errors import DataError
 from fedsolve.experiments.reading import read_experiment
@@ -132,6 +133,14 @@ def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Pat
     assert read_experiment(file(None)).measure.local
     with pytest.raises(DataError, match="cannot measure 'local'"):
         read_experiment(file("ray"))
+
+
+def test_a_server_says_what_was_compared_and_why_nothing_was() -> None:
+    few = {"method": "afl", "loss": None, "chosen": True, "left_out": "480 rows are too few"}
+    assert _choice_line(few, [few, few]) == ("not compared", "480 rows are too few; afl is taken")
+    best, failed = {**few, "loss": 0.1}, {**few, "chosen": False}
+    told = _choice_line(best, [best, {**best, "chosen": False}, failed])
+    assert told == ("chosen", "afl, the best of 2 on rows held out")
 
 
 def test_a_site_on_a_full_disk_hears_that_the_run_is_over(tmp_path: Path) -> None:

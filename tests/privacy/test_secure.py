@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.federation.messages import Term
 from fedsolve.federation.method import Method
 from fedsolve.privacy import SecureFederation
-from fedsolve.privacy.census import Limits
+from fedsolve.privacy.census import CensusStage, Limits
+from fedsolve.privacy.disclosure import Account, Disclosure
 from fedsolve.privacy.notes import CHANNEL, read_letter
 
 ROWS, WIDTH, CLASSES = 600, 12, 3
@@ -311,6 +314,27 @@ def test_a_run_resumes_with_new_keys(tmp_path: Any) -> None:
     model = method.fit(SecureFederation(inner), path, resume=True)
     assert [bool(record.error_bounds) for record in model.history] == [True] * len(model.history)
     assert np.allclose(model.decision_function(rows()[0]), whole, rtol=0, atol=1e-11)
+
+
+def test_columns_that_the_sites_leave_out_are_known_by_place_and_named_at_a_site() -> None:
+    random = np.random.default_rng(0)
+    rows = np.column_stack([random.normal(size=300), np.arange(300) % 2, np.arange(300) < 3])
+    schema = fs.Schema((fs.Column("age"), fs.Column("sex"), fs.Column("rare")), "y", (0, 1))
+    labels, owners = random.integers(0, 2, 300), np.arange(300) % 3
+    federation = fs.LocalFederation.from_arrays(rows, labels, owners)
+    secure = SecureFederation(federation, limits=CONSENT)
+    model = fs.AFL(ridge=1.0).fit(secure)
+    assert secure.left_out is not None
+    assert secure.left_out.tolist() == [False, False, True]
+    assert not model.weight[2].any()
+    site = Disclosure(Limits(), b"k")
+    site._now = site._next = dataclasses.replace(
+        Account.empty(3), left_out=np.array([[[0, 0, 1]] * 2], dtype=bool)
+    )
+    data = fs.ClientData(rows, labels, schema=schema)
+    stage = CensusStage("crowded", "r", "", Limits())
+    site._next = dataclasses.replace(site._next, history=stage.after(Term({})))
+    assert "; 1 columns (rare) are left out" in site.admit(data, stage, Term({}), ())
 
 
 def test_letters_are_for_clients_that_know_them() -> None:

@@ -152,7 +152,8 @@ class NetworkFederation(Federation):
                 if (schema := self.agreement.proposed(sorted(self._roster.members))) is None:
                     break
                 self._tell(
-                    f"of what the sites propose, the schema is: {'; '.join(summary(schema, levels=True))}"
+                    f"of what the sites propose, the schema is: {'; '.join(summary(schema, levels=True))}. "
+                    "All read their rows by it now"
                 )
                 self._roster.members = {}  # all are asked once more, by the schema
                 self._roster.look()

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fedsolve import container, version
@@ -80,7 +79,7 @@ class Proposing:
             "proposal": self.proposal.to_note() | {"classes": None},
         }
 
-    def _take(self, agreed: Schema, remarks: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def _take(self, agreed: Schema, remarks: Mapping[str, Any] | None = None) -> None:
         """Read the rows by the schema, unless they are. remarks: why columns are left out, by the server."""
         if self._inner is not None and self._inner[0] == agreed.digest:
             return
@@ -104,7 +103,7 @@ class Proposing:
         lost = [
             c.name for c in agreed.columns if c.kind in LEFT_OUT and known.get(c.name, c).kind != "unused"
         ]
-        told = {**dict.fromkeys(lost, "the sites' schema leaves it out"), **remarks}
+        told = {**dict.fromkeys(lost, "the sites' schema leaves it out"), **(remarks or {})}
         columns = tuple(replace(c, remark=plain(told.get(c.name, ""))) for c in agreed.columns)
         text = "; ".join(summary(replace(agreed, columns=columns), levels=True))
         self.show(Event("told", f"rows are read by the sites' schema. {text}"))
