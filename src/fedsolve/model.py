@@ -144,6 +144,10 @@ class Model(ABC):
         """
         return self
 
+    def truths(self, labels: Array) -> Array:
+        """What its predictions are compared with, from labels."""
+        return labels
+
     def complete(self, features: Array) -> Array:
         """Which encoded rows it has a prediction for."""
         return np.ones(len(features), dtype=bool)

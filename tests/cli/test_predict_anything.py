@@ -120,10 +120,7 @@ def test_several_files_one_after_the_other(folder, expected):
 def test_numbers_spelled_in_german(folder, expected):
     words = ("--decimal=,", "--thousands=.")
     assert lines("m", "german.csv", *words, folder=folder) == expected
-    told = (
-        f"warning: {folder / 'german.latin.csv'}: the model does not use 'größe', which is ignored "
-        "(--keep größe writes it beside the predictions).\n"
-    )
+    told = f"warning: {folder / 'german.latin.csv'}: the model does not use 'größe', which is ignored.\n"
     latin = lines("m", "german.latin.csv", *words, "--encoding=latin-1", folder=folder, told=told)
     assert latin == expected
 

@@ -164,6 +164,21 @@ def test_a_logistic_regression_is_evaluated_by_its_probabilities(files: list[Pat
     refused(fedsolve("evaluate", saved, new, "--label", "time"), 2, "in row 0 is not one of the 2 classes")
 
 
+def test_an_outcome_of_two_categories_is_evaluated_by_its_event(files: list[Path], tmp_path: Path) -> None:
+    saved, new = tmp_path / "glm.safetensors", tmp_path / "new.csv"
+    frame = table("gbsg2")
+    told = {}
+    for formula in ("horTh ~ age", "I(horTh == 'no') ~ age"):
+        document("glm", formula, *files, "--family", "binomial", "--out", saved)
+        told[formula] = document("evaluate", saved, files[0], "--by", "menostat")
+        chance = fs.load_model(saved).predict(frame.iloc[::3])
+        truth = frame.horTh[::3] == ("yes" if formula.startswith("horTh") else "no")
+        assert told[formula]["brier"] == pytest.approx(brier_score_loss(truth, chance), abs=1e-12)
+    frame.assign(horTh=(frame.horTh == "no") * 1)[["age", "horTh"]].to_csv(new, index=False)
+    refused(fedsolve("evaluate", saved, new), 2, "predicts horTh = no, and 'horTh' has 0, 1")
+    assert document("evaluate", saved, new, "--label", "horTh")["rows"] == len(frame)
+
+
 def test_other_regressions_are_evaluated_by_their_means(files: list[Path], tmp_path: Path) -> None:
     saved = tmp_path / "saved.safetensors"
     document(

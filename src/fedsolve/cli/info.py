@@ -84,7 +84,7 @@ def export(options: ExportOptions, output: Output) -> None:
     """Write the model file MODEL as one ONNX graph.
 
     It takes raw rows: an input for each column of the model's schema, or a matrix 'features'. It gives the
-    label, calibrated probabilities where the model has them, and scores.
+    label, calibrated probabilities where the model has them, and scores; of a regression the prediction.
 
     # raw rows to labels and probabilities, for any ONNX runtime
     fedsolve export model.safetensors --onnx model.onnx

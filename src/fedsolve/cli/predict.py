@@ -262,7 +262,7 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
         balanced = found.balanced_accuracy
         if not model.regression:
             doubts = doubts or majority_doubt(found.accuracy, labels, "these rows", balanced)
-        elif (spread := float(np.var(labels))) > 0:
+        elif (spread := float(np.var(model.truths(labels)))) > 0:
             doubts = mean_doubt(1 - found.brier / spread)
     groups = None if options.by is None else by_column(model, data, options.by)
     doubts = strange + doubts

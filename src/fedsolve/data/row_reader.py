@@ -235,7 +235,8 @@ class RowReader:
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
         if strange:
-            hint = "" if wanted["labelled"] else f" (--keep {strange[0]} writes it beside the predictions)"
+            hint = f" (--keep {strange[0]} writes it beside the predictions)"
+            hint *= not (wanted["labelled"] or kept)
             self.told.warn(
                 f"{data}: the model does not use {', '.join(map(repr, strange))}, which "
                 f"{'are' if len(strange) > 1 else 'is'} ignored{hint}."

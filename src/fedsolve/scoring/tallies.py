@@ -120,7 +120,7 @@ def empty_tally(classes: int) -> Tally:
 
 def truth_of(model: Model, labels: Array) -> Array:
     """Labels as a model's answers are: positions of classes (rows,), 0 and 1 (rows, labels), or targets."""
-    model = model.scored_by(None)
+    labels = model.truths(labels)
     if model.judged is not None:
         return encode_labels(labels, model.judged)
     if model.labels:

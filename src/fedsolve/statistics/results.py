@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -28,6 +29,9 @@ Lines = list[tuple[str, ...]]
 
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100)
 """Marks on the axis of a forest plot."""
+
+_COMPARED = re.compile(r"I\(\s*([^\W\d]\w*)\s*==\s*(['\"])([^'\"]*)\2\s*\)")
+"""An outcome that is a category, such as I(group == 'case')."""
 
 _SHOWN_ROWS = 5
 """Rows without a prediction that are named."""
@@ -251,7 +255,8 @@ class RegressionModel(CoefficientTable):
             columns.append(Column(schema.label, missing="refuse", **kind))
         if not columns:
             return
-        self.schema = Schema(tuple(columns))
+        beside = (column for column in schema.columns if column.name in schema.identifiers)
+        self.schema = Schema((*columns, *beside))
         self.features = self.schema.width
         if preparing is not None and preparing.centre is not None:
             more = self.features - int(there.sum())
@@ -291,24 +296,54 @@ class RegressionModel(CoefficientTable):
         return np.where(np.isfinite(told), told, 0.0)
 
     def scored_by(self, label: str | None) -> Self:
-        other, (left, _, right) = copy.copy(self), self.facts["formula"].partition("~")
-        outcome = left.strip()
+        other = copy.copy(self)
+        if label is not None and not self._outcome.startswith("Surv("):  # then numbers are its outcome
+            other.facts = {**self.facts, "formula": f"`{label}` ~{self._sides[2]}", "event": None}
+        column, event = other._truth
+        if self.schema is not None:
+            task: Any = "regression" if event is None else None
+            other.schema = replace(self.schema, label=column, task=task)
+        return other
+
+    def truths(self, labels: Array) -> Array:
+        column, event = self._truth
+        if event is None:
+            return labels
+        seen = np.unique(labels.astype(str))
+        several = len(seen) > 1 and self._outcome.strip("`") == column  # of two, one is the event
+        if event not in seen and (several or labels.dtype.kind not in "US"):
+            raise DataError(
+                f"the model predicts {column} = {event}, and '{column}' has {', '.join(seen[:5])}. Spell "
+                "them alike, or name a column of 0 and 1: --label."
+            )
+        return np.asarray(labels.astype(str) == event, dtype=np.float64)
+
+    @property
+    def _sides(self) -> tuple[str, str, str]:
+        return self.facts["formula"].partition("~")  # type: ignore[no-any-return]
+
+    @property
+    def _outcome(self) -> str:
+        return self._sides[0].strip()
+
+    @property
+    def _truth(self) -> tuple[str, str | None]:
+        """The column that predictions are compared with, and which text in it counts as 1."""
+        outcome, column = self._outcome, self._outcome.strip("`")
         if outcome.startswith("Surv("):
             raise DataError(
                 "a Cox regression predicts hazards against each other, which no column has to compare them "
                 "with. Its concordance is in the result: fedsolve info."
             )
-        if label is not None:
-            outcome = f"`{label}`"
-            other.facts = {**self.facts, "formula": f"{outcome} ~{right}"}
-        if not outcome.isidentifier() and "`" not in outcome:
+        if (compared := _COMPARED.fullmatch(outcome)) is not None:
+            return compared[1], compared[3]
+        if column == outcome and not column.isidentifier():
             raise DataError(
                 f"the model predicts '{outcome}', which is made of columns. Write it to a column of its own, "
                 "and name that: --label."
             )
-        if self.schema is not None:
-            other.schema = replace(self.schema, label=outcome.strip("`"), task="regression")
-        return other
+        event = self.facts.get("event")
+        return column, None if event is None else event.removeprefix(f"{column} = ")
 
     def complete(self, features: Array) -> Array:
         return np.asarray(~self._lacking(features).to_numpy().any(axis=1))
