@@ -18,8 +18,10 @@ from fedsolve.errors import CategoryWarning as CategoryWarning
 from fedsolve.errors import CohortError as CohortError
 from fedsolve.errors import ConditionWarning as ConditionWarning
 from fedsolve.errors import DataError as DataError
+from fedsolve.errors import DialectWarning as DialectWarning
 from fedsolve.errors import FedsolveError as FedsolveError
 from fedsolve.errors import ModelFileError as ModelFileError
+from fedsolve.errors import SpellingWarning as SpellingWarning
 from fedsolve.errors import TermError as TermError
 from fedsolve.errors import TrackingWarning as TrackingWarning
 from fedsolve.version import __version__ as __version__

@@ -57,6 +57,14 @@ class CategoryWarning(UserWarning):
     """Many values of a column are none of the categories that its schema has."""
 
 
+class DialectWarning(UserWarning):
+    """How the cells of a csv file are read where that is not as 1234.5 between commas."""
+
+
+class SpellingWarning(UserWarning):
+    """Numbers of a csv file may mean something else than what they are read as."""
+
+
 class TruncationWarning(UserWarning):
     """Texts are longer than what a backbone reads of them; the rest of them is left out."""
 

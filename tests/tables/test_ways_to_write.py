@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from datetime import datetime
 
 import numpy as np
 import pytest
 
-from fedsolve.errors import DataError
+from fedsolve.cli.output import warnings_told
+from fedsolve.errors import DataError, DialectWarning, SpellingWarning
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.proposal import propose
 from fedsolve.tables.table_file import read_table
@@ -222,3 +224,25 @@ def test_signs_are_part_of_what_sites_agree_on(tmp_path):
     with pytest.raises(DataError, match=r"line 5: '~39\.1' is not a number"):
         read_table(path, schema)
     assert schema.to_note()["columns"][0]["signs"] == "<"
+
+
+def test_how_a_file_is_read_is_told(tmp_path, capsys):
+    """A column of 30.000 in a file of commas before fractions may mean 30; one with 950 too may not."""
+    cells = "\n".join(f"{30 + n}.000;{n},25;{'950' if n % 2 else '1.200'};{n % 2}" for n in range(40))
+    (tmp_path / "d.csv").write_text(f"bmi;crp;pay;y\n{cells}\n")
+    with pytest.warns(DialectWarning, match="read with ';' between cells, ',' before fractions, '.' between"):
+        table = read_table(tmp_path / "d.csv", layout=Dialect())
+    with pytest.warns(
+        SpellingWarning, match=r"'bmi': '30.000' is read as 30000, .*fractions, write ','"
+    ) as told:
+        read_table(tmp_path / "d.csv", layout=Dialect())
+    assert not any("'pay'" in str(one.message) for one in told)
+    assert table.features[0].tolist() == [30000, 0.25, 1200]
+    with warnings_told():
+        for _ in range(2):
+            read_table(tmp_path / "d.csv", layout=Dialect())
+    assert len(capsys.readouterr().err.splitlines()) == 2  # once each
+    (tmp_path / "plain.csv").write_text("a,y\n1.234,0\n2.345,1\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_table(tmp_path / "plain.csv", layout=Dialect())

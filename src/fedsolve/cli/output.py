@@ -180,8 +180,12 @@ def write_text(path: str | Path, text: str) -> None:
 def warnings_told() -> Iterator[None]:
     """Warnings as single lines on stderr: the first of each kind, then how many more there were."""
     counts: dict[type[Warning], int] = {}
+    told: set[str] = set()
 
     def tell(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if str(message) in told:
+            return
+        told.add(str(message))
         counts[category] = counts.get(category, 0) + 1
         if counts[category] == 1:
             say(one_line(str(message)), "warning")

@@ -120,6 +120,13 @@ class Dialect:
         found = signed_number(self.plain(cell))
         return None if found is None else found[0]
 
+    def doubtful(self, cells: Iterable[str]) -> str | None:
+        """A cell of a column whose groups may be fractions: all its numbers have one, of three digits."""
+        sign = self.signs[1]
+        found = [cell for cell in cells if self.value(cell) is not None]
+        one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(sign)}\d{{3}}")
+        return found[0] if sign in (".", ",") and found and all(map(one.fullmatch, found)) else None
+
     def remedy(self, cell: str) -> str:
         """What to do about a cell that is no number; the options that would read it as one, if any do."""
         for point, sign in _SPELLINGS:

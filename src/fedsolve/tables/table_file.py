@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array, check_arrays
-from fedsolve.errors import DataError, damaged, did_you_mean, naming, reading
+from fedsolve.errors import (
+    DataError,
+    DialectWarning,
+    SpellingWarning,
+    damaged,
+    did_you_mean,
+    naming,
+    reading,
+)
 from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
 from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
@@ -198,7 +207,23 @@ class TableFile:
         """The dialect, found from the first rows where it is not given."""
         if not self.is_csv or "auto" not in (self._given.decimal, self._given.thousands):
             return self._given
-        return self._given.found(self._start, self._delimiter)
+        found, width = self._given.found(self._start, self._delimiter), len(self.names)
+        (point, groups), name = found.signs, self._source.name
+        told = [f"{self._delimiter!r} between cells"] * (self._delimiter not in ",\t")
+        told += [f"{point!r} before fractions"] * (point != ".") + [f"{groups!r} between thousands"] * bool(
+            groups
+        )
+        if told:
+            warnings.warn(f"{name} is read with {', '.join(told)}.", DialectWarning, stacklevel=2)
+        for place, column in enumerate(self.names if len(self._start) % width == 0 else ()):
+            if (cell := found.doubtful(self._start[place::width])) is not None:
+                warnings.warn(
+                    f"{name}: column '{column}': {cell!r} is read as {found.value(cell):.0f}, and all its "
+                    f"numbers look so. If {groups!r} is before fractions, write {point!r} instead.",
+                    SpellingWarning,
+                    stacklevel=2,
+                )
+        return found
 
     @cached_property
     def _parquet(self) -> Any:
