@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -23,9 +24,10 @@ def document(*words: Any) -> Any:
 
 
 def told(result: Result) -> str:
-    """What a command says on stderr, but for the note that a model is not kept."""
+    """What a command says on stderr, but for the notes that a model is not kept, and how a file is read."""
     lines = result.stderr.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("the model is not kept"))
+    noted = re.compile(r"the model is not kept|warning: .* is read (with|as) ")
+    return "".join(line for line in lines if not noted.match(line))
 
 
 def refused(result: Result, code: int, *fragments: Any) -> None:

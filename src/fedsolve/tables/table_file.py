@@ -208,21 +208,23 @@ class TableFile:
         if not self.is_csv or "auto" not in (self._given.decimal, self._given.thousands):
             return self._given
         found, width = self._given.found(self._start, self._delimiter), len(self.names)
-        (point, groups), name = found.signs, self._source.name
+        (point, groups), source = found.signs, self._source.name
         told = [f"{self._delimiter!r} between cells"] * (self._delimiter not in ",\t")
         told += [f"{point!r} before fractions"] * (point != ".") + [f"{groups!r} between thousands"] * bool(
             groups
         )
         if told:
-            warnings.warn(f"{name} is read with {', '.join(told)}.", DialectWarning, stacklevel=2)
-        for place, column in enumerate(self.names if len(self._start) % width == 0 else ()):
-            if (cell := found.doubtful(self._start[place::width])) is not None:
-                warnings.warn(
-                    f"{name}: column '{column}': {cell!r} is read as {found.value(cell):.0f}, and all its "
-                    f"numbers look so. If {groups!r} is before fractions, write {point!r} instead.",
-                    SpellingWarning,
-                    stacklevel=2,
-                )
+            warnings.warn(f"{source} is read with {', '.join(told)}.", DialectWarning, stacklevel=2)
+        even = self.names if len(self._start) % width == 0 else ()
+        cells = {name: found.doubtful(self._start[place::width]) for place, name in enumerate(even)}
+        if doubted := {name: cell for name, cell in cells.items() if cell is not None}:
+            cell, columns = next(iter(doubted.values())), ", ".join(map(repr, doubted))
+            warnings.warn(
+                f"{source}: column {columns}: {cell!r} is read as {found.value(cell):.0f}, and all numbers "
+                f"there look so. If {groups!r} is before fractions, write {point!r} instead.",
+                SpellingWarning,
+                stacklevel=2,
+            )
         return found
 
     @cached_property
