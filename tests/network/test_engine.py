@@ -401,6 +401,18 @@ def test_unknown_label_is_refused_at_the_start_and_told_on_both_sides(sites):
     assert any(event.what == "refused" and "is not one of the" in event.text for event in shown)
 
 
+def test_a_site_that_refuses_and_leaves_is_named(sites):
+    class Leaving(PretendedLink):
+        def nodes(self):
+            return {n: node for n, node in super().nodes().items() if node.name != "south" or not self.sent}
+
+    told = []
+    federation = federate(Leaving(answerers(sites)), classes=[0, 1, 2], tell=told.append, patience=0.05)
+    with pytest.raises(CohortError):
+        federation.describe()
+    assert any(text.startswith("'south' is not taken in") for text in told)
+
+
 def test_classes_are_collected_only_with_consent(sites):
     refusing = federate(PretendedLink(answerers(sites)), classes=None, patience=0.05)
     with pytest.raises(CohortError, match="--share-classes"):

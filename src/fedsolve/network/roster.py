@@ -38,6 +38,7 @@ class _Stranger:
     why: str = ""
     double: str = ""
     announced: float = math.inf
+    name: str | None = None
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Roster:
             earlier = None if heard is None else self.members.get(heard.double)
             if node.id not in known and (again or (earlier is not None and not earlier.online)):
                 (message,) = self._sent([node.id], self.agreement.describing())
-                self._strangers[node.id] = _Stranger(node.activation, message)
+                self._strangers[node.id] = _Stranger(node.activation, message, name=node.name)
 
     def admit(self, seconds: float) -> None:
         """Take in the nodes that have said what they have; wait `seconds` at most for those asked."""
@@ -91,7 +92,7 @@ class Roster:
             nodes = self.link.nodes()
             for number, asked in waiting:
                 reply = self.link.receive(asked.message)
-                node = nodes.get(number) or Node(number, asked.activation)
+                node = nodes.get(number) or Node(number, asked.activation, asked.name)
                 if reply is None:
                     if self.link.coming(asked.message) is not None:
                         asked.announced = min(asked.announced, time.monotonic())
