@@ -11,7 +11,9 @@ import pytest
 from benchmarks.statistics import grid, models
 
 from tests.command import fedsolve
+from tests.network.security import tutorial
 
+COX = "Surv(time, cens) ~ age + pnodes + C(horTh)"
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to-statistics.md").read_text()
 
 
@@ -35,6 +37,21 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert Path(file).stat().st_size > 100
     exec(second, names)
     assert blocks("text")[0] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_questions_over_a_network_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tables").mkdir()
+    monkeypatch.chdir(tmp_path / "tables")
+    exec(blocks("python")[0], {})
+    keys, _, _ = tutorial.PAGE.read_text().partition("## 4. Data")
+    given = f"{keys}\n```sh sites\ncp {tmp_path}/tables/$SITE.csv .\n```\n{PAGE}"
+    said = tutorial.run(tmp_path, server="localhost", fresh=False, page=given)["server"].said()
+    for words in (["glm", "cens ~ age + C(horTh)", "--family", "binomial"], ["cox", COX]):
+        pooled = fedsolve(*words, "north.csv", "south.csv", "west.csv").stdout
+        table = pooled.split("\n\n")[1]
+        assert table in said, said[-3000:]
 
 
 def test_the_tables_are_those_of_the_commands() -> None:

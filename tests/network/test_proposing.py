@@ -68,6 +68,25 @@ def test_raw_tables_need_no_schema_through_files(world, tmp_path):  # noqa: F811
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+def test_the_schema_of_a_question_is_that_of_the_run(world, tmp_path):  # noqa: F811
+    raw_tables(world, tmp_path)
+    out = tmp_path / "schema.toml"
+    asked = (
+        "--method",
+        "glm",
+        "--formula",
+        "outcome ~ age",
+        "--family",
+        "binomial",
+        "--schema-out",
+        str(out),
+    )
+    reply = Proposed(world, tmp_path, *asked).to_the_end()
+    assert [column.name for column in read_schema(out).used] == ["admitted", "ward", "age"]
+    assert (read_schema(out).label, read_schema(out).classes) == ("outcome", ("no", "yes"))
+    assert fs.load_model(reply["model"]).facts["event"] == "outcome = yes"
+
+
 def _owned(schema: Path, folder: Path) -> Path:
     """The schema, with the column that says whose row it is."""
     text = schema.read_text().replace('label = "outcome"', 'label = "outcome"\nclient = "site"')

@@ -68,7 +68,10 @@ class RunOptions(TakingPartOptions, MethodOptions):
         if self.rows is not None and self.rows.classes:
             schema = "classification"
         if self.task is not None and schema is not None and self.task != schema:
-            raise DataError(f"--task is {self.task}, and the labels of --schema are of a {schema}.")
+            raise DataError(
+                f"--task is {self.task}, and the labels of --schema are of a {schema}. Leave --task out: "
+                "a formula names its outcome, and of other methods the schema says it."
+            )
         return self.task or schema or "classification"
 
     def check(self, recipe: Recipe[Any], clients: int) -> None:

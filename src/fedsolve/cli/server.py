@@ -30,7 +30,7 @@ from fedsolve.network.keyfolder import Keys, state_folder
 from fedsolve.pages.words import known, listed, megabytes, percent, traffic_words
 from fedsolve.scoring.doubts import caveats
 from fedsolve.statistics.results import StatisticModel
-from fedsolve.tables.schema import write_schema
+from fedsolve.tables.schema import Schema, write_schema
 from fedsolve.watching.board import Board
 from fedsolve.watching.log_lines import begin_lines, keep_lines
 
@@ -207,8 +207,10 @@ def run_document(options: RunOptions, recipe: Recipe[Any], model: Model, state: 
     """Write what a complete run leaves where the options say; what is reported about it."""
     if options.out is not None:
         model.save(options.out)
-    if options.schema_out is not None and model.schema is not None:
-        write_schema(model.schema, options.schema_out)
+    begun = state.begun()  # the model of a formula knows no column that it does not use
+    schema = model.schema if begun is None or begun["rows"] is None else Schema.from_note(begun["rows"])
+    if options.schema_out is not None and schema is not None:
+        write_schema(schema, options.schema_out)
     tried: list[Any] = [one.as_dict() for one in model.tried]
     tried = next((r.metrics["tried"] for r in model.history if "tried" in r.metrics), tried)
     return {

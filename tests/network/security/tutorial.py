@@ -121,7 +121,7 @@ def carry(line: str, machines: dict[str, Machine]) -> None:
         shutil.copyfile(*ends)
 
 
-def run(folder: Path, *, server: str, fresh: bool) -> dict[str, Machine]:
+def run(folder: Path, *, server: str, fresh: bool, page: str | None = None) -> dict[str, Machine]:
     """Follow the page on machines that are folders here; gives them, closed, with what they printed."""
     environment = {
         "PATH": os.environ["PATH"] if fresh else f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -141,7 +141,7 @@ def run(folder: Path, *, server: str, fresh: bool) -> dict[str, Machine]:
         for name in GROUPS["every"]:
             machines[name] = Machine(name, folder / name, environment)
             stack.callback(machines[name].close)
-        for block in blocks(PAGE.read_text()):
+        for block in blocks(page or PAGE.read_text()):
             if block.words[:2] == ("text", "carry"):
                 for each in machines.values():
                     each.finish()
