@@ -112,3 +112,13 @@ def test_a_regression_that_has_learnt_nothing_is_remarked_upon(folder):
     doubts = document(*words)["warnings"]
     assert any("worse than always answering the mean" in doubt for doubt in doubts)
     assert any("learnt the training rows by heart" in doubt for doubt in doubts)
+
+
+def test_the_commonest_class_is_told_beside_the_accuracy(tmp_path):
+    rows = [f"{n},{n % 7},{'sick' if n % 4 == 0 else 'well'}" for n in range(80)]
+    (tmp_path / "d.csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+    words = ("train", tmp_path / "d.csv", "--label", "y", "--clients", 3)
+    assert document(*words, "--method", "afl")["largest_class"] == ["well", 0.75]
+    shown = " ".join(fedsolve(*words).stdout.split())
+    assert "2 classes, most often 'well' (75.00 %)" in shown
+    assert "half of it is the Brier score" in shown

@@ -19,7 +19,7 @@ from fedsolve.tables.table_file import Table
 
 _TELLING = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
 """The settings that tell candidates apart."""
-_UNEVEN = "; heterogeneity {:.2f} of 1"
+_UNEVEN = "; heterogeneity {:.2f}, from 0: equal shares of classes, to 1: a class each"
 _SHARED_PART = "of the shared part by itself, which is not meant to predict (see --personal)"
 
 
@@ -31,12 +31,15 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
     owners = np.empty(len(data), dtype=np.int64)
     for index, participant in enumerate(federation.participants):
         owners[participant.data.rows] = index
+    classes = None if spec.classes is None else spec.classes.tolist()
+    rows = {} if classes is None else {one: float(np.mean(data.labels == one)) for one in classes}
     return {
         "data": data.source,
         "rows": len(data),
         "features": spec.features,
         "task": federation.task,
-        "classes": None if spec.classes is None else spec.classes.tolist(),
+        "classes": classes,
+        "largest_class": max(rows.items(), key=lambda one: one[1], default=None),
         "labels": list(spec.labels) or None,
         "clients": len(federation.clients),
         "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
@@ -64,6 +67,8 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
     predicts = (
         "a number each" if numbers else several if told["labels"] else f"{len(told['classes'])} classes"
     )
+    if (largest := told["largest_class"]) is not None:
+        predicts += f", most often {largest[0]!r} ({percent(largest[1])})"
 
     def scored(share: float | None, on: str, form: Any = "{:.4f}".format if numbers else percent) -> str:
         return "" if share is None else f"{form(share)} {on}"
@@ -107,6 +112,11 @@ def _within(told: dict[str, Any]) -> str:
 def _show_tried(page: Console, tried: Sequence[Mapping[str, Any]]) -> None:
     page.print(tried_table(tried))
     if tried[0]["errors"] is not None:
+        page.print(
+            "Held out: right answers on rows held out. Squared error: of the scores there, summed over the "
+            "classes; with two classes, half of it is the Brier score of scores that are probabilities. "
+            "Numbers: what a client tells in a training."
+        )
         page.print(
             "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
             "exchanges is taken, then with the fewest numbers told.\n"
