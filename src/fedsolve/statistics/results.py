@@ -296,13 +296,12 @@ class RegressionModel(CoefficientTable):
         return np.where(np.isfinite(told), told, 0.0)
 
     def scored_by(self, label: str | None) -> Self:
-        other = copy.copy(self)
-        if label is not None and not self._outcome.startswith("Surv("):  # then numbers are its outcome
-            other.facts = {**self.facts, "formula": f"`{label}` ~{self._sides[2]}", "event": None}
+        other, (outcome, _, right) = copy.copy(self), self.facts["formula"].partition("~")
+        if label is not None and not outcome.startswith("Surv("):  # then numbers are its outcome
+            other.facts = {**self.facts, "formula": f"`{label}` ~{right}", "event": None}
         column, event = other._truth
         if self.schema is not None:
-            task: Any = "regression" if event is None else None
-            other.schema = replace(self.schema, label=column, task=task)
+            other.schema = replace(self.schema, label=column, task="regression" if event is None else None)
         return other
 
     def truths(self, labels: Array) -> Array:
@@ -310,7 +309,7 @@ class RegressionModel(CoefficientTable):
         if event is None:
             return labels
         seen = np.unique(labels.astype(str))
-        several = len(seen) > 1 and self._outcome.strip("`") == column  # of two, one is the event
+        several = len(seen) > 1 and bool(self.facts.get("event"))  # of two, one is the event
         if event not in seen and (several or labels.dtype.kind not in "US"):
             raise DataError(
                 f"the model predicts {column} = {event}, and '{column}' has {', '.join(seen[:5])}. Spell "
@@ -319,17 +318,10 @@ class RegressionModel(CoefficientTable):
         return np.asarray(labels.astype(str) == event, dtype=np.float64)
 
     @property
-    def _sides(self) -> tuple[str, str, str]:
-        return self.facts["formula"].partition("~")  # type: ignore[no-any-return]
-
-    @property
-    def _outcome(self) -> str:
-        return self._sides[0].strip()
-
-    @property
     def _truth(self) -> tuple[str, str | None]:
         """The column that predictions are compared with, and which text in it counts as 1."""
-        outcome, column = self._outcome, self._outcome.strip("`")
+        outcome = self.facts["formula"].partition("~")[0].strip()
+        column = outcome.strip("`")
         if outcome.startswith("Surv("):
             raise DataError(
                 "a Cox regression predicts hazards against each other, which no column has to compare them "
