@@ -121,7 +121,8 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     check_target(options.out, options.model, *sources, root=reading.root)
     model = options.predictor()
     if model.regression and (flags := options.given("probabilities", *[] if model.scored else ["scores"])):
-        chances = "; the prediction is the probability of 1" if model.judged is not None else ""
+        event = getattr(model, "facts", {}).get("event", "1")
+        chances = f"; the prediction is the probability of {event}" if model.judged is not None else ""
         raise click.UsageError(f"{flags[0]} is of classes, and this model predicts numbers{chances}")
     if options.level is not None and (model.classes is not None or model.spread is None):
         raise click.UsageError("--level needs a regression that was trained with rows held out, whole")
