@@ -145,8 +145,8 @@ _WORDS = {
     "consistent": {True: "consistent", False: "inconsistent"},
     "remove": {True: "removed (RI)", False: "left in"},
 }
-_PLAIN = ("dataset", "backbone", "partition", "stage", "network", "feedback")
-_PLAIN += ("activation", "zero_activation", "refinement_activation")
+_PLAIN = frozenset({"dataset", "backbone", "partition", "stage", "network", "feedback"})
+_PLAIN |= {"activation", "zero_activation", "refinement_activation"}
 _NAMES = {"remove": "regulariser", "noise": "flipped labels"}
 
 
