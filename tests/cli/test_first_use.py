@@ -25,6 +25,7 @@ def test_importing_fedsolve_imports_nothing_heavy():
     assert told == f"fedsolve {fs.__version__}\n\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "printed"),
     [

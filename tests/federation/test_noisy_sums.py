@@ -107,6 +107,7 @@ def sums(release, sites, present, runs, seed=0):
     return {name: np.array([each[name] for each in found]) for name in TERM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "present", "honest"),
     [(1, 1, 1.0), (4, 4, 0.75), (4, 3, 0.75)],

@@ -627,6 +627,7 @@ def normalised_run(method: GradientMethod, problem: Problem, module):
     return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", ["average", "local"])
 @pytest.mark.parametrize(
     "method",

@@ -94,6 +94,7 @@ def _owned(schema: Path, folder: Path) -> Path:
     return folder / "owned.toml"
 
 
+@pytest.mark.slow
 def test_a_table_can_be_looked_at_before_it_is_proposed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [

@@ -161,6 +161,7 @@ def test_without_the_rules_there_are_many() -> None:
     assert sum(size < 10 for size in found) > 30
 
 
+@pytest.mark.slow
 def test_no_combination_of_methods_evaluations_cohorts_and_seeds_is_about_few_rows() -> None:
     """The whole protocol, a few servers of `python -m benchmarks.adversary`."""
     found = [everything(seed, limits_of(seed)) for seed in range(12)]

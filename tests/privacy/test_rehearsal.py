@@ -72,6 +72,7 @@ def test_what_would_be_refused_is_said() -> None:
     assert "allows the methods ['softmax']" in forbidden.tried(fs.AFL()).refused
 
 
+@pytest.mark.slow
 def test_the_command_sends_nothing_and_makes_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

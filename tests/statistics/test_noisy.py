@@ -45,6 +45,7 @@ def federation(rows, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [LOGISTIC, LINEAR], ids=["logistic", "linear"])
 def test_intervals_include_the_noise(method):
     rows = federation(table())

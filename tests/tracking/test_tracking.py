@@ -140,6 +140,7 @@ def test_mlflow_holds_a_training_and_its_scores(mlflow):
     assert not any(name in str(run.to_dictionary()) for name in names)
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_with_the_run_of_a_training_that_is_resumed(mlflow, tmp_path):
     path = tmp_path / "run"
     interrupted(fs.tracker(mlflow.address), path)
