@@ -125,7 +125,9 @@ class Feedback:
     ) -> None:
         self.network = network
         modules = dict(network.named_modules())
-        self.chosen = {name: _Layer(_find(network, modules, name)) for name in layers}
+        self._layers = {name: _Layer(_find(network, modules, name)) for name in layers}
+        self.choose(self._layers)
+        self._others: tuple[list[Tensor], list[Tensor]] = [], []
         self._matrix, self._scaling, self._route = matrix, scaling, route
         self._seed, self._held = seed, held
         self._received = received or {}
@@ -149,11 +151,20 @@ class Feedback:
             self._undo.close()
         self._undo = self._errors = None
 
+    def choose(self, layers: Iterable[str]) -> None:
+        """Align these of the layers alone; in the others B is the present weight, as in back-propagation."""
+        self.chosen = {name: self._layers[name] for name in layers}
+
     def receive(self) -> None:
         """Take B anew from what was received, or the network's present weights, as for the next client."""
         if self._route == "direct":
             return
+        others = [layer for name, layer in self._layers.items() if name not in self.chosen]
         with torch.no_grad():
+            for layer in others:
+                layer.matrix = layer.module.weight.clone() if layer.matrix is None else layer.matrix
+            self._others = [layer.matrix for layer in others], [layer.module.weight for layer in others]
+            self._follow()
             for name, layer in self.chosen.items():
                 weight = layer.module.weight.clone()
                 # Copied into the layout of the layer's own weight, so that the same kernels take it.
@@ -170,14 +181,23 @@ class Feedback:
                     kept = getattr(layer, part)
                     setattr(layer, part, new.clone() if kept is None else kept.copy_(new))
 
+    def _follow(self) -> None:
+        """B is the present weight in the layers that are not aligned."""
+        matrices, weights = self._others
+        if matrices:
+            torch._foreach_copy_(matrices, weights)
+
     def rescale(self) -> None:
         """B = W^r ||w|| / ||W^r|| for the present local weights; three small kernels a layer, no waiting.
 
         The ratio comes first, so that B is W^r to the last bit while the norm has not changed.
         """
-        if self._scaling == "none" or self._route == "direct":
+        if self._route == "direct":
             return
         with torch.no_grad():
+            self._follow()
+            if self._scaling == "none":
+                return
             for layer in self.chosen.values():
                 if layer.norm is None:
                     raise DataError("rescale() before the feedback was entered; use `with Feedback(...)`.")
@@ -207,9 +227,9 @@ class Feedback:
         return norm
 
     def _install(self, undo: ExitStack) -> None:
-        if self._route == "direct" and self.chosen:
+        if self._route == "direct" and self._layers:
             self._listen(undo)
-        for name, layer in self.chosen.items():
+        for name, layer in self._layers.items():
             own = layer.module.__dict__
             if "forward" in own:
                 undo.callback(own.update, forward=own["forward"])

@@ -362,11 +362,8 @@ class GradientMethod(Method[GradientModel]):
         """What a client keeps for its next exchange; None when nothing. Asked for where `keeps` says so."""
         return None
 
-    def feedback_part(self, group: ClientGroup) -> Feedback | None:
-        """Feedback alignment for this round, when layers were chosen for it."""
-        layers: Sequence[str] = group.note.get("feedback", ())
-        if not layers:
-            return None
+    def feedback_part(self, group: ClientGroup, layers: Sequence[str]) -> Feedback:
+        """Feedback alignment in these layers."""
         assert isinstance(group.learners, SingleNetwork)
         return Feedback(
             group.learners.network,

@@ -18,6 +18,7 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.batches import GroupBatches, GroupRows, plan_batches, steps_per_epoch
+from fedsolve.gradient.feedback import eligible_layers
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -278,18 +279,18 @@ class ClientGroup:
             single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
             kept = (self._recordings() if replayed else None) or Recordings(self._slot.pool)
-            layers = tuple(self.note.get("feedback", ()))
-            feedback = kept.feedback(layers, lambda: method.feedback_part(self))
+            feedback = self._feedback(kept, replayed)
             if feedback is not None:
                 stack.enter_context(feedback)
-            optimiser = self._optimiser(kept)
-            advance = self._advance(optimiser, feedback)
+            advance = self._advance(self._optimiser(kept))
             if replayed:
-                advance = kept.stepper(advance, self.batches.lengths(0), layers)
+                advance = kept.stepper(advance, self.batches.lengths(0), feedback is not None)
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
                 advance(step)
+                if feedback is not None:
+                    feedback.rescale()
                 assert step.losses is not None
                 with torch.no_grad():
                     self.losses[:active, number] = step.losses
@@ -330,7 +331,19 @@ class ClientGroup:
         )
         return kept.optimiser
 
-    def _advance(self, optimiser: Optimiser, feedback: Feedback | None) -> Callable[[Step], None]:
+    def _feedback(self, kept: Recordings, replayed: bool) -> Feedback | None:
+        """Feedback alignment in this round's layers; recorded steps read a B for every layer there is."""
+        layers: Sequence[str] = self.note.get("feedback", ())
+        if not layers:
+            return None
+        learners = self.learners
+        assert isinstance(learners, SingleNetwork)
+        possible = eligible_layers(learners.network) if replayed else layers
+        feedback = kept.feedback(lambda: self.method.feedback_part(self, possible))
+        feedback.choose(layers)
+        return feedback
+
+    def _advance(self, optimiser: Optimiser) -> Callable[[Step], None]:
         """What a step does to the weights, as a function."""
         method, stacked = self.method, self.learners.stacked
         names = method.moved(self)
@@ -351,8 +364,6 @@ class ClientGroup:
                 weights = self.learners.weights
                 moved = [weights[place][: step.active] if stacked else weights[place] for place in places]
                 optimiser.step(moved, gradients, step.active if stacked else None)
-                if feedback is not None:
-                    feedback.rescale()
 
         return advance
 

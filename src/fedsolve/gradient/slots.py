@@ -50,8 +50,8 @@ _THREADS = [ThreadPoolExecutor(1, thread_name_prefix=f"steps-{number}") for numb
 Made = TypeVar("Made")
 Work = Callable[[], tuple["Tensor", ...]]
 Advance = Callable[["Step"], None]
-Key = tuple[int, tuple[str, ...]]
-"""The rows of a batch, and the layers of feedback alignment."""
+Key = tuple[int, bool]
+"""The rows of a batch, and whether layers take feedback alignment."""
 
 
 def replays(device: torch.device) -> bool:
@@ -117,7 +117,7 @@ class Recordings:
         self._begin()
 
     def _begin(self) -> None:
-        self._feedback: dict[tuple[str, ...], Feedback] = {}
+        self._feedback: Feedback | None = None
         self.optimiser: Optimiser | None = None
         self.graphs: OrderedDict[Key, Advance] = OrderedDict()
         self.done: Counter[Key] = Counter()
@@ -135,26 +135,26 @@ class Recordings:
             self._begin()
         return self._tensors
 
-    def feedback(self, layers: tuple[str, ...], make: Callable[[], Feedback | None]) -> Feedback | None:
-        """Feedback alignment in these layers, whose matrices stay where they are."""
-        if layers not in self._feedback and (made := make()) is not None:
-            self._feedback[layers] = made
-        return self._feedback.get(layers)
+    def feedback(self, make: Callable[[], Feedback]) -> Feedback:
+        """Feedback alignment, whose matrices stay where they are."""
+        if self._feedback is None:
+            self._feedback = make()
+        return self._feedback
 
-    def stepper(self, advance: Advance, sizes: Sequence[int], layers: tuple[str, ...]) -> Advance:
+    def stepper(self, advance: Advance, sizes: Sequence[int], aligned: bool) -> Advance:
         """A function that runs the first steps of one client as they are and replays those worth recording.
 
         advance: everything a step does to the weights, given what it reads. sizes: rows of all batches to
-        come. layers: of feedback alignment.
+        come. aligned: whether layers take feedback alignment; one recording serves any choice of them.
         """
         left = Counter(sizes)
 
         def run(step: Step) -> None:
             size = step.targets.shape[1]
             left[size] -= 1
-            key = size, layers
+            key = size, aligned
             if key not in self.graphs:
-                # The first step of a size, with whatever layers, makes the optimiser's buffers, and cuDNN's
+                # The first step of a size, aligned or not, makes the optimiser's buffers, and cuDNN's
                 # handles and plans, which a graph must find in place.
                 is_first = not any(rows == size for rows, _ in self.done)
                 if is_first or max(self.done[key], left[size] + 1) < WORTH:
