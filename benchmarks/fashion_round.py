@@ -96,14 +96,14 @@ def look(data: Data, seed: int, rounds: int, out: Path, device: str, until: floa
     federation = federation_of(data, seed, device)
     watch = Watch(data.test, data.truth)
     results = result_file(out, seed, rounds)
-    done = {line["name"] for line in lines_of(results)}
+    before = {line["name"]: line for line in lines_of(results)}
     base: dict[str, Any] = {}
     took = 0.0
     for name, shuffle, feedback in variants(data, federation, seed, **changed):
         began = time.time()
         if began + 1.5 * took + 5 > until:
             return
-        if name in done and name != BASE:
+        if name in before and name != BASE:
             continue
         options = changed | ({"feedback": feedback} if feedback else {})
         run = one_round(data, seed, rounds, start, federation, shuffle, **options)
@@ -117,7 +117,11 @@ def look(data: Data, seed: int, rounds: int, out: Path, device: str, until: floa
             "change": distance(after, base) / moved,
         }
         took = time.time() - began
-        if name not in done:
+        if name in before:
+            other = {key for key, value in line.items() if value != before[name][key]}
+            if other:
+                raise SystemExit(f"{results}: {', '.join(other)} of the round as it is differ today: {line}")
+        else:
             with results.open("a") as file:
                 file.write(json.dumps(line | {"seconds": round(took, 2)}) + "\n")
 
@@ -204,6 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--share", default="auto")
+    parser.add_argument("--at-once", type=int, default=12, help="processes")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--network", help="another network, to try the command on a processor")
     parser.add_argument("--limit", type=int, help="only the first images, likewise")
@@ -225,18 +230,20 @@ def main(words: Sequence[str] | None = None) -> None:
     if not given.table:
         given.out.mkdir(parents=True, exist_ok=True)
         end = time.time() + given.seconds
+        trained = {seed: all(weights_file(given.out, seed, n).exists() for n in rounds) for seed in seeds}
+        # Those that train come first: the others wait for their weights.
+        pairs = [(seed, 0) for seed in seeds if not trained[seed]]
+        pairs += [(seed, number) for number in rounds for seed in seeds]
         jobs = []
-        for seed in seeds:
-            missing = [number for number in rounds if not weights_file(given.out, seed, number).exists()]
-            for after in [*([0] if missing else []), *rounds]:
-                own = ["--job", f"{seed},{after}", "--until", f"{end:.1f}", "--out", str(given.out)]
-                for name in ("device", "network", "limit", "rounds"):
-                    if getattr(given, name) is not None:
-                        own += [f"--{name}", str(getattr(given, name))]
-                jobs.append(Job([str(given.data), *own], given.out / f"job-{seed}-{after}.log"))
+        for seed, after in pairs:
+            own = ["--job", f"{seed},{after}", "--until", f"{end:.1f}", "--out", str(given.out)]
+            for name in ("device", "network", "limit", "rounds"):
+                if getattr(given, name) is not None:
+                    own += [f"--{name}", str(getattr(given, name))]
+            jobs.append(Job([str(given.data), *own], given.out / f"job-{seed}-{after}.log"))
         tell(f"{len(jobs)} processes")
         with shared_gpu(given.share) as sharing:
-            run_jobs(MODULE, jobs, len(jobs), sharing, end)
+            run_jobs(MODULE, jobs, given.at_once, sharing, end)
     print(table(given.out))
 
 

@@ -2,7 +2,7 @@
 
 clients    AFL over 10,000 and 100,000 clients in one process, beside scikit-learn's Ridge on the pooled rows
 engines    five methods in Ray with two workers, beside the local engine
-machines   strong and weak scaling in Ray over 1, 2, 4, 8 and 16 workers, beside the local engine
+machines   strong and weak scaling in Ray over 1 to 16 workers, beside the local engine and bare products
 rows       AFL and DeepAFL on rows that are mapped or read from parquet, growing to 2,000,000 x 512
 Every measurement is a process of its own. --json stores the table with the machine and its load.
 """
@@ -90,6 +90,7 @@ def engines(count: int, rows_each: int, width: int, workers: int, json_path: Pat
 @click.option("--deep", default=1024, show_default=True, help="Width of DeepAFL, and landmarks of KernelAFL.")
 @click.option("--layers", default=5, show_default=True)
 @click.option("--kill/--no-kill", default=True, show_default=True, help="A run in which a worker is killed.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Where to draw the speed-up.")
 def machines(
     keys: tuple[str, ...],
     workers: tuple[int, ...],
@@ -100,40 +101,53 @@ def machines(
     layers: int,
     kill: bool,
     json_path: Path | None,
+    plot: Path | None,
 ) -> None:
     """The same rows over ever more workers (strong), and as many rows for each worker (weak).
 
     Efficiency: seconds of one worker / (workers x seconds), of weak scaling without the workers. `between` is
-    what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run.
+    what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run. `cores`:
+    processes that multiply matrices of their own, all at once, which is what the machine itself has to give.
     """
     from fedsolve.threads import usable_cores
 
-    usable = sorted(number for number in workers if number <= usable_cores()) or [1]
+    usable = [number for number in workers if number <= usable_cores()] or [1]
     if len(usable) < len(workers):
         click.echo(
             f"{usable_cores()} cores here: {', '.join(map(str, usable))} workers are measured.", err=True
         )
+    most = max(usable)
     size = {"rows": rows_each, "width": width, "deep": deep, "layers": layers}
     lines: list[dict[str, Any]] = []
 
-    def add(scaling: str, method: str, number: int, clients: int) -> None:
-        found = _apart("machines", scaling=scaling, method=method, workers=number, clients=clients, **size)
-        first = next((x["seconds"] for x in lines if (x["scaling"], x["method"]) == (scaling, method)), None)
-        shares = 1 if scaling == "weak" else number
-        found["efficiency"] = 1.0 if first is None else first / (shares * found["seconds"])
-        lines.append(found)
+    def add(scaling: str, number: int, clients: int, methods: tuple[str, ...] = keys) -> None:
+        given = {"scaling": scaling, "workers": number, "clients": clients, **size}
+        found = _apart("machines", methods=methods, **given)
+        lines.extend(given | line for line in found["lines"])
+        for line in lines:
+            line["efficiency"] = _efficiency(line, lines)
         _store(lines, json_path)
 
-    for method in keys:
-        add("local", method, usable[-1], count)
-        for number in usable:
-            add("strong", method, number, count)
-        for number in usable:
-            add("weak", method, number, max(1, count * number // usable[-1]))
-        if kill and method == "deepafl":
-            add("killed", method, usable[-1], count)
+    add("local", most, count)
+    for number in usable:
+        add("cores", number, 0, ("products",))
+        add("strong", number, count)
+        add("weak", number, max(1, count * number // most))
+    if kill and "deepafl" in keys:
+        add("killed", most, count, ("deepafl",))
+    lines.sort(key=lambda line: (line["method"], line["scaling"], line["workers"]))
     columns = ("scaling", "method", "workers", "clients", "rows", "start", "seconds", "efficiency")
     _finish("Strong and weak scaling", (*columns, "exchanges", "between", "here", "model", "others"), lines)
+    if plot is not None:
+        _draw_workers(lines, plot)
+
+
+def _efficiency(line: dict[str, Any], lines: list[dict[str, Any]]) -> float:
+    """Beside the fewest workers of the same measurement."""
+    same = [x for x in lines if (x["scaling"], x["method"]) == (line["scaling"], line["method"])]
+    first = min(same, key=lambda x: x["workers"])
+    more = line["workers"] / first["workers"] if line["scaling"] == "strong" else 1.0
+    return float(first["seconds"] / (more * line["seconds"]))
 
 
 @main.command()
@@ -294,16 +308,25 @@ def measure_engines(clients: int, rows: int, width: int, workers: int) -> dict[s
 
 
 def measure_machines(
-    scaling: str, method: str, workers: int, clients: int, rows: int, width: int, deep: int, layers: int
+    scaling: str,
+    methods: list[str],
+    workers: int,
+    clients: int,
+    rows: int,
+    width: int,
+    deep: int,
+    layers: int,
 ) -> dict[str, Any]:
-    """A run after one of AFL, which waits for everything to start."""
+    """Runs after one of AFL, which waits for everything to start."""
     import hashlib
     import signal
 
     import fedsolve as fs
     from fedsolve.container import to_bytes
 
-    methods = _methods(layers, deep)
+    if scaling == "cores":
+        return {"lines": [measure_products(workers)]}
+    known = _methods(layers, deep)
     rng = np.random.default_rng(0)
     features = rng.standard_normal((clients * rows, width), dtype=np.float32)
     labels = np.argmax(features[:, :CLASSES], axis=1)
@@ -313,7 +336,7 @@ def measure_machines(
     with _Timed() as started:
         engine = fs.LocalFederation if scaling == "local" else fs.RayFederation
         federation: Any = engine.from_arrays(features, labels, owners, clients, **keywords)
-        methods["afl"]().fit(federation)
+        known["afl"]().fit(federation)
     if scaling == "killed":
         pids = federation.pids
 
@@ -323,20 +346,46 @@ def measure_machines(
                 pids.clear()
 
         federation.progress = kill
-    with _Timed() as timed:
-        model = methods[method]().fit(federation)
+    lines = []
+    for key in methods:
+        with _Timed() as timed:
+            model = known[key]().fit(federation)
+        here = sum(record.bytes_up / len(record.cohort) for record in model.history) / 1e6
+        found = {
+            "method": key,
+            "start": started.found["seconds"],
+            "model": hashlib.sha256(to_bytes(*model.contents())).hexdigest()[:12],
+            "exchanges": len(model.history),
+            "exchange_seconds": sum(record.seconds for record in model.history),
+            "between": here * (min(workers, clients) - 1) * (scaling != "local"),
+            "here": here * (scaling != "local"),
+        }
+        lines.append(timed.found | found)
     if scaling != "local":
         federation.close()
-    digest = hashlib.sha256(to_bytes(*model.contents())).hexdigest()[:12]
-    here = sum(record.bytes_up / len(record.cohort) for record in model.history) / 1e6
-    return timed.found | {
-        "start": started.found["seconds"],
-        "model": digest,
-        "exchanges": len(model.history),
-        "exchange_seconds": sum(record.seconds for record in model.history),
-        "between": here * (min(workers, clients) - 1) * (scaling != "local"),
-        "here": here * (scaling != "local"),
-    }
+    return {"lines": lines}
+
+
+def measure_products(workers: int, times: int = 12, side: int = 2048) -> dict[str, Any]:
+    """Seconds in which so many processes, with one thread each, multiply matrices of their own."""
+    code = (
+        "import sys, numpy as np; from threadpoolctl import threadpool_limits as limit; limit(1);"
+        f"a = np.random.default_rng(0).random(({side}, {side})); b = a @ a; print(flush=True); input();"
+        f"[np.matmul(a, a, out=b) for _ in range({times})]"
+    )
+    words = [sys.executable, "-c", code]
+    started = [subprocess.Popen(words, stdin=-1, stdout=-1, text=True) for _ in range(workers)]
+    for process in started:
+        process.stdout.readline()  # type: ignore[union-attr]
+    with _Timed() as timed:
+        for process in started:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        for process in started:
+            process.communicate()
+    rate = workers * times * 2.0 * side**3 / timed.found["seconds"]
+    nothing: dict[str, Any] = dict.fromkeys(("start", "between", "here", "exchanges"), 0)
+    return timed.found | nothing | {"method": "products", "model": f"{rate / 1e9:.0f} GFLOP/s", "rate": rate}
 
 
 def measure_rows(
@@ -441,6 +490,36 @@ def _draw(lines: list[dict[str, Any]], path: Path) -> None:
     seconds.set(xlabel="million rows", ylabel="processor seconds", ylim=(0, None), xlim=(0, None))
     memory.set(xlabel="million rows", ylabel="anonymous memory, GB", ylim=(0, 1.5), xlim=(0, None))
     seconds.legend(frameon=False)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _draw_workers(lines: list[dict[str, Any]], path: Path) -> None:
+    """How many times as fast as one worker (strong), and the efficiency of weak scaling."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from fedsolve.pages.plots import MARKERS, SERIES, SETTINGS
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        strong, weak = figure.subplots(1, 2)
+    names = {"afl": "AFL", "deepafl": "DeepAFL", "kernelafl": "KernelAFL", "products": "the machine itself"}
+    for place, (method, label) in enumerate(names.items()):
+        look: dict[str, Any] = {"marker": MARKERS[place], "color": SERIES[place], "label": label}
+        for axes, kinds in ((strong, ("strong", "cores")), (weak, ("weak", "cores"))):
+            own = [x for x in lines if x["method"] == method and x["scaling"] in kinds]
+            counts = [line["workers"] for line in own]
+            gains = axes is strong
+            axes.plot(counts, [x["efficiency"] * (x["workers"] if gains else 1) for x in own], **look)
+    counts = sorted({line["workers"] for line in lines})
+    strong.plot(counts, counts, linestyle=":", color="0.5", label="as many times")
+    for axes, what in ((strong, "times as fast as one worker"), (weak, "efficiency, as many rows each")):
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="workers", ylabel=what, xticks=counts, xticklabels=list(map(str, counts)))
+    strong.set_yscale("log", base=2)
+    strong.set(yticks=counts, yticklabels=list(map(str, counts)))
+    weak.set_ylim(0, 1.15)
+    strong.legend(frameon=False)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

@@ -89,6 +89,16 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monk
     assert all(np.array_equal(replayed[name], plain[name]) for name in plain)
 
 
+def test_replayed_dropout_draws_what_plain_steps_draw(monkeypatch):
+    method = FedAvg(
+        network="mobilenet_v2:stock", rounds=3, epochs=4, batch=32, rate=0.01, feedback="lowest", **AUGMENTED
+    )
+    replayed = weights(method)
+    monkeypatch.setattr(FedAvg, "recordable", False)
+    plain = weights(method)
+    assert all(np.array_equal(replayed[name], plain[name]) for name in plain)
+
+
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("images", [{}, AUGMENTED], ids=["plain", "augmented"])
 def test_results_are_those_of_the_processor(kind, images):

@@ -277,7 +277,8 @@ class ClientGroup:
                 torch.manual_seed(int(self.generator(0, "dropout").integers(2**63)))
             method.prepare(self)
             single = not self.learners.stacked and not self.rows.weighted
-            replayed = not draws and method.recordable and single and replays(self.device)
+            # What the host draws would be recorded with the step; the GPU draws anew in every replay.
+            replayed = draws <= {"cuda"} and method.recordable and single and replays(self.device)
             kept = (self._recordings() if replayed else None) or Recordings(self._slot.pool)
             feedback = self._feedback(kept, replayed)
             if feedback is not None:
@@ -367,10 +368,10 @@ class ClientGroup:
 
         return advance
 
-    def _draws(self) -> bool:
-        """Whether the network itself draws random numbers, as dropout does."""
+    def _draws(self) -> set[str]:
+        """Which generators the network itself draws from, as dropout does."""
         if self._network is None or self._stacked or not self.steps[0]:
-            return False
+            return set()
         network, inputs = self._network, self.batches.at(0, 1)[0][0]
         if not replays(self.device):
             return networks.draws(network, inputs)

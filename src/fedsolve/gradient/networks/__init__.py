@@ -42,7 +42,7 @@ KNOWN = (*NETWORKS, *(f"{name}:gn" for name in NORMALISED), "mobilenet_v2:stock"
 SHAPES = {math.prod(s): s for s in ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64))}
 """Shapes of images that their number of features says."""
 
-_DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_DRAWS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def build_network(
@@ -196,25 +196,23 @@ def batch_norms(network: nn.Module) -> list[str]:
     return [name for name, part in network.named_modules() if isinstance(part, _BatchNorm)]
 
 
-def draws(network: nn.Module, inputs: Tensor) -> bool:
-    """Whether the network draws from torch's generator while training, as it does on these inputs.
+def draws(network: nn.Module, inputs: Tensor) -> set[str]:
+    """Which of torch's generators ("cpu", "cuda") the network draws from while training on these inputs.
 
     Found by a trial run, once for every module: its layers do not show what a forward function calls.
     """
-    known = _DRAWS.get(network)
-    if known is not None:
-        return known
+    if network in _DRAWS:
+        return _DRAWS[network]
     devices = [inputs.device] if inputs.is_cuda else []
-    states: list[Callable[[], Tensor]] = [torch.get_rng_state]
-    states += [partial(torch.cuda.get_rng_state, one) for one in devices]
+    states: dict[str, Callable[[], Tensor]] = {"cpu": torch.get_rng_state}
+    states |= {one.type: partial(torch.cuda.get_rng_state, one) for one in devices}
     kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
     with GENERATOR, torch.random.fork_rng(devices), torch.no_grad():
-        before = [state() for state in states]
+        before = {name: state() for name, state in states.items()}
         network(inputs)
-        after = [state() for state in states]
+        _DRAWS[network] = {name for name, state in states.items() if not torch.equal(before[name], state())}
         for name, buffer in network.named_buffers():
             buffer.copy_(kept[name])
-    _DRAWS[network] = not all(map(torch.equal, before, after))
     return _DRAWS[network]
 
 
