@@ -106,8 +106,8 @@ def machines(
     """The same rows over ever more workers (strong), and as many rows for each worker (weak).
 
     Efficiency: seconds of one worker / (workers x seconds), of weak scaling without the workers. `between` is
-    what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run. `cores`:
-    processes that multiply matrices of their own, all at once, which is what the machine itself has to give.
+    what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run.
+    `cores`: processes that multiply matrices of their own, all at once, as the machine's own measure.
     """
     from fedsolve.threads import usable_cores
 
