@@ -126,8 +126,7 @@ class Feedback:
         self.network = network
         modules = dict(network.named_modules())
         self._layers = {name: _Layer(_find(network, modules, name)) for name in layers}
-        self.choose(self._layers)
-        self._others: tuple[list[Tensor], list[Tensor]] = [], []
+        self.chosen = self._layers
         self._matrix, self._scaling, self._route = matrix, scaling, route
         self._seed, self._held = seed, held
         self._received = received or {}
@@ -152,19 +151,23 @@ class Feedback:
         self._undo = self._errors = None
 
     def choose(self, layers: Iterable[str]) -> None:
-        """Align these of the layers alone; in the others B is the present weight, as in back-propagation."""
+        """Align these of the layers alone from the next `receive` on: one recorded step serves any choice.
+
+        In the others B is the weight of the moment, as in back-propagation.
+        """
         self.chosen = {name: self._layers[name] for name in layers}
+        with torch.no_grad():
+            for name, layer in self._layers.items():
+                weight = layer.module.weight
+                if layer.aligned is None:
+                    layer.matrix, layer.aligned = weight.clone(), weight.new_zeros((), dtype=torch.bool)
+                layer.aligned.fill_(name in self.chosen)
 
     def receive(self) -> None:
         """Take B anew from what was received, or the network's present weights, as for the next client."""
         if self._route == "direct":
             return
-        others = [layer for name, layer in self._layers.items() if name not in self.chosen]
         with torch.no_grad():
-            for layer in others:
-                layer.matrix = layer.module.weight.clone() if layer.matrix is None else layer.matrix
-            self._others = [layer.matrix for layer in others], [layer.module.weight for layer in others]
-            self._follow()
             for name, layer in self.chosen.items():
                 weight = layer.module.weight.clone()
                 # Copied into the layout of the layer's own weight, so that the same kernels take it.
@@ -181,23 +184,14 @@ class Feedback:
                     kept = getattr(layer, part)
                     setattr(layer, part, new.clone() if kept is None else kept.copy_(new))
 
-    def _follow(self) -> None:
-        """B is the present weight in the layers that are not aligned."""
-        matrices, weights = self._others
-        if matrices:
-            torch._foreach_copy_(matrices, weights)
-
     def rescale(self) -> None:
         """B = W^r ||w|| / ||W^r|| for the present local weights; three small kernels a layer, no waiting.
 
         The ratio comes first, so that B is W^r to the last bit while the norm has not changed.
         """
-        if self._route == "direct":
+        if self._scaling == "none" or self._route == "direct":
             return
         with torch.no_grad():
-            self._follow()
-            if self._scaling == "none":
-                return
             for layer in self.chosen.values():
                 if layer.norm is None:
                     raise DataError("rescale() before the feedback was entered; use `with Feedback(...)`.")
@@ -242,7 +236,13 @@ class Feedback:
     def _aligned_forward(self, layer: _Layer) -> Callable[[Any, Tensor], Tensor]:
         from fedsolve.gradient.feedback_ops import aligned
 
-        return lambda module, inputs: aligned(module, inputs, layer.matrix)
+        def forward(module: Any, inputs: Tensor) -> Tensor:
+            matrix = layer.matrix
+            if layer.aligned is not None:
+                matrix = torch.where(layer.aligned, matrix, module.weight.detach())
+            return aligned(module, inputs, matrix)
+
+        return forward
 
     def _direct_forward(self, name: str) -> Callable[[nn.Module, Tensor], Tensor]:
         made: dict[tuple[int, int], Tensor] = {}
@@ -307,6 +307,7 @@ class _Layer:
     source: Any = None
     norm: Any = None
     start: Any = None  # ||W^r||
+    aligned: Any = None  # whether now, as a tensor, where that changes
 
 
 def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:

@@ -341,7 +341,8 @@ class ClientGroup:
         assert isinstance(learners, SingleNetwork)
         possible = eligible_layers(learners.network) if replayed else layers
         feedback = kept.feedback(lambda: self.method.feedback_part(self, possible))
-        feedback.choose(layers)
+        if replayed:
+            feedback.choose(layers)
         return feedback
 
     def _advance(self, optimiser: Optimiser) -> Callable[[Step], None]:
