@@ -30,6 +30,9 @@ _CHUNK_BYTES = 16 << 20
 _TRIANGLE_ROWS = 128
 _THIN = 128
 """Columns up to which a product with a wide factor takes up to a third less time as its transpose."""
+_ONE_THREAD_WIDTH = 2048
+"""Systems up to this width are solved on one BLAS thread: more gain little on free cores, lose a factor
+of ten on busy ones, and would make the last bits depend on the number of cores."""
 _SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1024, 12
 """From this width on, and up to so many columns, systems are factored sooner than eigenvectors are found."""
 
@@ -87,9 +90,9 @@ class Kernels:
         """
         return granted
 
-    def threads(self, limit: int | None) -> AbstractContextManager[Any]:
-        """Within this context products here use at most so many of the host's threads."""
-        return blas_threads(limit)
+    def threads(self, width: int) -> AbstractContextManager[Any]:
+        """Within this context a system of this width is solved here, on as many of the host's threads as help."""
+        return blas_threads(1 if width <= _ONE_THREAD_WIDTH else None)
 
     # -- products --------------------------------------------------------------------------------------------
 

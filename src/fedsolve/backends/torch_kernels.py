@@ -95,7 +95,7 @@ class TorchKernels(Kernels):
         reserved = torch.cuda.memory_reserved(self._place) - torch.cuda.memory_allocated(self._place)
         return int(_SHARE * (free + reserved))
 
-    def threads(self, limit: int | None) -> AbstractContextManager[Any]:
+    def threads(self, width: int) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def add_matmul(self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:

@@ -247,10 +247,13 @@ class Diary:
 
     def sent(self, sent: Sent) -> None:
         from fedsolve.network.answering import Event
+        from fedsolve.privacy.secure_client import request_note
 
-        fields = sent.about.get("layout", {}).get("fields", []) if sent.what == "masked" else []
-        event = Event("answered", f"sent {sent.text}", bytes_up=sent.bytes_up, about=dict(sent.about))
+        about = dict(sent.about)
+        fields = about.get("layout", {}).get("fields", []) if sent.what == "masked" else []
+        event = Event("answered", f"sent {sent.text}", bytes_up=sent.bytes_up, about=about)
         if (request := sent.request) is not None:
+            about |= {"asked": request_note(request)} if about else {}
             asked, kind, down = request.exchange, request.kind, request.nbytes
             event = dataclasses.replace(event, exchange=asked, kind=kind, bytes_down=down)
         self.enter(dataclasses.replace(event, arrays=tuple(field[0] for field in fields)))

@@ -13,15 +13,7 @@ from fedsolve.arrays import Array
 from fedsolve.backends import Kernels, host, kernels_of
 from fedsolve.errors import ConditionWarning
 
-ONE_THREAD_WIDTH = 2048
-"""Systems up to this width are solved on one BLAS thread: more gain little on free cores, lose a factor
-of ten on busy ones, and would make the last bits depend on the number of cores."""
-
 EPS = float(np.finfo(np.float64).eps)
-
-
-def _threads(width: int) -> int | None:
-    return 1 if width <= ONE_THREAD_WIDTH else None
 
 
 def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
@@ -32,7 +24,7 @@ def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
     `ConditionWarning` names the condition number.
     """
     kernels = kernels_of(gram)
-    with kernels.threads(_threads(len(gram))):
+    with kernels.threads(len(gram)):
         system = kernels.copy(gram)
         kernels.add_diagonal(system, ridge)
         factor = kernels.cholesky(system, least=ridge)
@@ -60,7 +52,7 @@ def gcv_ridge(
     that gram and cross are centred by. least: share of the largest eigenvalue below which a ridge is lost in
     the rounding of gram.
     """
-    with kernels_of(gram).threads(_threads(len(gram))):
+    with kernels_of(gram).threads(len(gram)):
         values, vectors = kernels_of(gram).eigh(gram)
         values, turned = host(values).clip(min=0.0), host(((vectors.T @ cross) ** 2).sum(axis=1))
     unit = float(values.sum()) / (len(gram) * rows) or 1.0
@@ -191,7 +183,7 @@ def sandwich_solve(
     where it is known already.
     """
     kernels = kernels_of(hidden_gram)
-    with kernels.threads(_threads(len(hidden_gram))):
+    with kernels.threads(len(hidden_gram)):
         right, singular, z = kernels.thin_svd(weight) if decomposition is None else decomposition
         target = residual @ (z.T * singular)
         left = None

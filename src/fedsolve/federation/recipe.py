@@ -160,8 +160,8 @@ class Recipe(Generic[M]):
             within, model = federation.within, run.model()
             if model.personalises and isinstance(within, LocalFederation):
                 model.federation = within
-            if model.schema is None:  # of a DataFrame the columns are found by name
-                names = getattr(within, "column_names", ())
+            # Of a DataFrame the columns are found by name.
+            if model.schema is None and (names := getattr(within, "column_names", ())):
                 model.schema = Schema.of_numbers(names, model.classes, labels=model.labels)
         except BaseException as problem:
             heard.stopped(problem)
@@ -252,6 +252,8 @@ class StagedRun(Run[M]):
     out; scores, centre and scale of those of the folded models; calibrations, by whose scores.
     """
 
+    held_out = Part((0,))
+
     def __init__(self, recipe: Recipe[M], spec: Spec) -> None:
         self.recipe, self.spec = recipe, spec
         self.method, self.history = recipe.method, []
@@ -261,7 +263,6 @@ class StagedRun(Run[M]):
         self.tried: tuple[Tried, ...] = ()
         self.folded: dict[str, tuple[Model, Part]] = {}
         self.folded_by: dict[str, Run[Any]] = {}
-        self.held_out = Part((0,))
         self.calibrations: dict[str, Calibration | Spread] = {}
         self.scores: list[list[Any] | None] = []
         self._stages = stages(recipe)
@@ -308,8 +309,9 @@ class StagedRun(Run[M]):
         model: M = self.described(self.run.model())
         model.history, model.tried = tuple(self.history), self.tried
         found: dict[str, Any] = {**self.calibrations}
-        known, now = [one for one in self.scores if one], scores_in(self.run.history)
-        if isinstance(shared := found.get("shared"), Calibration) and known and now:
+        known = [one for one in self.scores if one]
+        shared = found.get("shared")
+        if known and isinstance(shared, Calibration) and (now := scores_in(self.run.history)):
             centres, scales = (np.array([one[place] for one in known]) for place in (0, 1))
             fitted = centres.mean(axis=0), float(np.sqrt(np.mean(scales**2)))
             found["shared"] = shared.moved(fitted, (np.array(now[0]), now[1]))

@@ -540,7 +540,7 @@ class Disclosure:
         return data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
 
     def _save(self) -> None:
-        if not self.entering:
+        if self.folder is None or not self.entering:
             return
         arrays = {
             f"{place}.{name}": array

@@ -90,6 +90,8 @@ class RunStore(Shelf):
 
     def keep_setup(self, server: Server, shares: dict[str, bytes]) -> None:
         """Write down what the members sent in a setup."""
+        if self.folder is None:
+            return
         values = {
             "keys": {name: as_array(keys.letter) for name, keys in server.keys.items()},
             "shares": {name: as_array(letter) for name, letter in shares.items()},

@@ -438,7 +438,8 @@ class SecureFederation(Federation):
 
     def _keep(self) -> None:
         """Write down where the run is."""
-        self.store.keep("course.json", self._course.note())
+        if self.store.folder is not None:
+            self.store.keep("course.json", self._course.note())
 
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
         report.absent.pop(name, None)

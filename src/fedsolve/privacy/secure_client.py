@@ -148,16 +148,20 @@ class SecureClient:
         if self._client is None or self._client.setup != setup:
             self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
         keys = self._client.advertise()
-        self.ledger.keep(self._client.save())
+        self.ledger.keep(self._secrets(self._client))
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
         return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
-        self.ledger.keep(client.save())
+        self.ledger.keep(self._secrets(client))
         said = "shares of its secrets, sealed for each of the others"
         self._tell(Sent("shares", f"{said}; {self._signatures.said(client.members)}", len(shares)))
         return shares
+
+    def _secrets(self, client: Client) -> bytes:
+        """What the ledger keeps of a member of a setup, in a folder; nothing where it has none."""
+        return b"" if self.ledger.folder is None else client.save()
 
     # -- an answer ---------------------------------------------------------------------------------
 
@@ -174,7 +178,7 @@ class SecureClient:
         context = context_of(digest, layout, self._census(client, request.kind, cohort))
         question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context)
         place = client.setup.place(slot)
-        about = {"slot": place, "cohort": cohort, "layout": layout.note(), "asked": request_note(request)}
+        about = {"slot": place, "cohort": cohort, "layout": layout.note()}
         said = f"the masked answer to {request.kind}, step {request.step}"
         stored = self.ledger.stored(place, question.digest())
         if stored is not None:
@@ -207,7 +211,7 @@ class SecureClient:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
             return notes.pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
-        self.ledger.use(place, digest, question.digest(), masked, client.save())
+        self.ledger.use(place, digest, question.digest(), masked, self._secrets(client))
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
 
@@ -345,7 +349,7 @@ class SecureClient:
         self.ledger.check_noise(place, honest)
         self.disclosure.settle(run)
         reply = client.open(slot, survivors, dropped)
-        self.ledger.open(opening, client.save())
+        self.ledger.open(opening, self._secrets(client))
         if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
             masked = notes.read_letter(self.ledger.sent(place))[0]["limbs"]
             value, message = client.witness(slot, survivors, masked, notes.text(note, "sum"))

@@ -385,16 +385,16 @@ def room(whole: StagedRun[Any]) -> float:
 def _try(whole: StagedRun[Any]) -> Run[Any] | None:
     if whole.folded:
         return None
-    numbers = 2 * (sums_of_rows(whole.spec) + whole.method.traffic(whole.spec, whole.rows)[0])
-    crowded = whole.recipe.told is not None and whole.rows < 3 * whole.spec.features
-    if whole.rows and (crowded or numbers > room(whole)):
-        warnings.warn(
-            f"the probabilities are not calibrated: {whole.rows:,} rows of {whole.spec.features:,} features "
-            "are too few to be told about twice.",
-            CalibrationWarning,
-            stacklevel=2,
-        )
-        return None
+    if whole.recipe.told is not None and whole.rows:
+        numbers = 2 * (sums_of_rows(whole.spec) + whole.method.traffic(whole.spec, whole.rows)[0])
+        if whole.rows < 3 * whole.spec.features or numbers > room(whole):
+            warnings.warn(
+                f"the probabilities are not calibrated: {whole.rows:,} rows of {whole.spec.features:,} "
+                "features are too few to be told about twice.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+            return None
     return whole.opened(whole.method.start(whole.spec), whole.held_out.rest)
 
 

@@ -123,8 +123,8 @@ def doubts_about(
     if not model.predicts:  # which the page says beside the accuracy
         return doubts
     assert data.labels is not None
-    if known := caveats(model):  # why accuracies are low, if they are
-        return doubts + known
+    if caveat := model.caveat:  # why accuracies are low, if they are
+        return [*doubts, caveat]
     if model.labels:
         return doubts
     if model.classes is None:
