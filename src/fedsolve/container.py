@@ -6,7 +6,7 @@ What is stored is sealed: its note says so ("sealed") and holds the SHA-256 of e
 There are two entries, so that no single fault makes a sealed file look like an unsealed one.
 
 Values become named arrays and a JSON note (`to_parts`) and come back (`from_parts`): what runs and models
-store. What cannot be stored is refused by name.
+store. What cannot be stored is refused by name. A `Shelf` is a folder of sealed files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError, FedsolveError, ModelFileError, TermError, unreadable
 
 Held = TypeVar("Held")
+Made = TypeVar("Made")
 
 _KEY = "fedsolve"
 _SEALED = "sealed"
@@ -254,6 +255,47 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's contents, in hex."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class Shelf:
+    """A folder of files that only their owner reads; without one nothing is kept. remedy: for damage.
+
+    A file is whole and on the disk before `keep` or `write` returns.
+    """
+
+    _PLAIN = (".json", ".entries")  # text, for people
+
+    def __init__(self, folder: Path | None, remedy: str = "Put a copy of it back.") -> None:
+        self.folder, self._remedy = folder, remedy
+
+    def write(self, name: str, data: bytes) -> None:
+        if self.folder is not None:
+            write_atomically(self.folder / name, data, private=True)
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where there is none."""
+        path = None if self.folder is None else self.folder / name
+        return read(path) if path is not None and path.exists() else None
+
+    def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        """Write a note, and arrays, with their seal."""
+        if self.folder is not None:
+            plain = name.endswith(self._PLAIN)
+            self.write(name, sealed_json(note) if plain else to_bytes(arrays or {}, note, sealed=True))
+
+    def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
+        """What `make` gives of the arrays and the note of a file; None where there is none."""
+        if (data := self.read(name)) is None:
+            return None
+        assert self.folder is not None
+        what, remedy = str(self.folder / name), self._remedy
+        if name.endswith(self._PLAIN):
+            note = from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
+            arrays: dict[str, Array] = {}
+        else:
+            arrays, note = from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
+        with undamaged(what, remedy):
+            return make(arrays, note)
 
 
 def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -91,7 +91,7 @@ class Kernels:
         return granted
 
     def threads(self, width: int) -> AbstractContextManager[Any]:
-        """Within this context a system of this width is solved here, on as many of the host's threads as help."""
+        """Within this context a system of this width is solved on as many of the host's threads as help."""
         return blas_threads(1 if width <= _ONE_THREAD_WIDTH else None)
 
     # -- products --------------------------------------------------------------------------------------------

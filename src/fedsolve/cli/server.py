@@ -262,7 +262,7 @@ def federated(
 def secured(
     options: RunOptions, federation: NetworkFederation, state: State, lasting: bool = False
 ) -> SecureFederation:
-    """Secure sums around the engine that carries messages; lasting: whether what sites reply stays there."""
+    """Secure sums over the engine that carries messages. lasting: whether that keeps the sites' replies."""
     from fedsolve.privacy import SecureFederation
 
     goes_on = options.missing == "continue"

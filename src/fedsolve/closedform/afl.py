@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_rows, check_weight
+from fedsolve.arrays import Array, check_weight
 from fedsolve.backends import NUMPY, Kernels, host, kernels_on
 from fedsolve.closedform.one_exchange import OneExchangeRun
 from fedsolve.closedform.predictors import LinearModel
@@ -103,6 +103,7 @@ class AFL(Method[LinearModel]):
 
     def solve(self, total: Total, spec: Spec) -> LinearModel:
         """The model of a total: W = (G + ridge I)^-1 H, centred by the sums when there is an intercept."""
+        check_sums(total, spec)
         return self.settled(total)[0]._solve(total, spec, None)
 
     def settled(self, total: Total) -> tuple[AFL, dict[str, Any]]:
@@ -113,7 +114,6 @@ class AFL(Method[LinearModel]):
             return self, {}
         if "weight" not in total.term.arrays:
             raise DataError("ridge='auto' needs sums that were collected for it. Collect them with it.")
-        check_rows(total.count("rows"))
         weight = check_weight(float(total["weight"][0]))
         gram, cross, _, target = self._centred(total, NUMPY)
         label_square = float(total["label_square"].sum()) - weight * float(target @ target)
@@ -135,7 +135,6 @@ class AFL(Method[LinearModel]):
 
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
         assert self.ridge != "auto"
-        check_sums(total, spec)
         if self.head != "ridge":
             if spec.classes is None:
                 raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
@@ -209,6 +208,7 @@ class AFLRun(OneExchangeRun[LinearModel]):
             self.add(moments_block(total, self.method.scale, intercept=False))
             self.record(total, "moments")
             return
+        check_sums(total, self.spec)
         settled, compared = self.method.settled(total)
         self._model = settled._solve(total, self.spec, preparation_in(self.chain))
         if compared and self.spec.classes is not None:

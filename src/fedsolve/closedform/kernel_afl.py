@@ -153,7 +153,7 @@ class KernelRun(Run[KernelModel]):
     """
 
     method: KernelAFL
-    transient: ClassVar[frozenset[str]] = frozenset({"kernels", "_factors"})
+    transient: ClassVar[frozenset[str]] = frozenset({"kernels", "_factors", "_landmarks"})
 
     def __init__(self, method: KernelAFL, spec: Spec) -> None:
         super().__init__(method, spec)
@@ -166,12 +166,14 @@ class KernelRun(Run[KernelModel]):
         self.start_size = np.zeros(0)
         self.weights: Array | None = None
         self._factors: LandmarkFactors | None = None
+        self._landmarks: Landmarks | None = None
 
     @property
     def landmarks(self) -> Landmarks | None:
         """None before the first answer, which they follow from."""
-        found = landmarks_in(self.chain)
-        return None if found is None else found[1]
+        if self._landmarks is None and (found := landmarks_in(self.chain)) is not None:
+            self._landmarks = found[1]
+        return self._landmarks
 
     @property
     def exchanges(self) -> int:

@@ -15,9 +15,8 @@ from functools import reduce
 import numpy as np
 from scipy.linalg import pinvh, solve
 
-from fedsolve.arrays import Array
+from fedsolve.arrays import Array, owned_rows
 from fedsolve.errors import DataError
-from fedsolve.tables.owners import owned_rows
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class RidgeSums:
         return RidgePath(None if self.short else (self._held["gram"], self._held["cross"]))
 
     def size(self) -> float:
-        """The weighted sum of the rows' squared lengths: the trace of ΨᵀΨ."""
+        """The trace of ΨᵀΨ: the sum of the rows' squared lengths, weighted."""
         held = self._held
         return float(np.sum(held["features"] ** 2) if self.short else np.trace(held["gram"]))
 

@@ -315,7 +315,8 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
             slope[-1] = 0.0
         given = self.method.ridge
         self.ridge = _AUTO_RIDGE * float(np.trace(gram)) / len(gram) if given is None else given
-        self._check_rank(gram)
+        if self.ridge == 0:
+            self._check_rank(gram)
         self.gradient = np.ascontiguousarray(slope[:, 1:] if self.single else slope)
         self.weight = np.zeros_like(self.gradient)
         self.loss = rows * float(np.log(classes))
@@ -327,8 +328,6 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
 
     def _check_rank(self, gram: Array) -> None:
         """At ridge 0 columns must be independent: the likelihood has no single maximum otherwise."""
-        if self.ridge > 0:
-            return
         spread = np.sqrt(np.clip(np.diag(gram), 0.0, None))
         scaled = gram / np.outer(*(2 * [np.where(spread > 0, spread, 1.0)]))
         if not np.all(spread > 0) or float(np.linalg.eigvalsh(scaled)[0]) <= len(gram) ** 2 * EPS:
@@ -360,7 +359,8 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         self.record(total, "gradient", **told)
         if ended:
             self.complete = True
-            self._check_flat()
+            if self.ridge == 0 and self.hessian is not None:
+                self._check_flat(self.hessian)
         if ended == "spent" and self.method.tolerance > 0:
             warnings.warn(
                 f"not converged after {self.gradients} gradients: the last step is "
@@ -405,14 +405,12 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _check_flat(self) -> None:
+    def _check_flat(self, hessian: Array) -> None:
         """Refuse coefficients that still grow: almost nothing is left of the curvature at zero."""
-        if self.ridge > 0 or self.hessian is None:
-            return
         assert self.whole is not None
         first, last = (
             anchored(each, self.whole, self.weight.shape[1])
-            for each in (at_zero(self.whole, self.weight.shape[1]), self.hessian)
+            for each in (at_zero(self.whole, self.weight.shape[1]), hessian)
         )
         if not self.method.intercept:
             first, last = (penalised(each, len(self.whole) - 1, 0.0, False) for each in (first, last))

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_whole
+from fedsolve.arrays import Array, check_whole, owned_rows
 from fedsolve.errors import DataError
-from fedsolve.tables.owners import owned_rows
 
 KINDS: dict[str, str | None] = {
     "iid": None,

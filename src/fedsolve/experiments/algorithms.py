@@ -21,7 +21,7 @@ from scipy.special import softmax
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import parameters, registry
-from fedsolve.arrays import Array
+from fedsolve.arrays import Array, owned_rows
 from fedsolve.closedform import laws
 from fedsolve.closedform.solvers import ridge_solve
 from fedsolve.errors import DataError
@@ -30,7 +30,6 @@ from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.parameters import check, parameter
 from fedsolve.scoring.client_scores import Predictor
-from fedsolve.tables.owners import owned_rows
 
 if TYPE_CHECKING:
     from fedsolve.experiments.cells import Trial

@@ -109,7 +109,7 @@ class ClientData:
         return None if self.weights is None else self._own(self.weights, slice(None))
 
     def row_hashes(self, key: int | str = 0) -> Array:
-        """A number for each of this client's rows that its content alone decides: see `held_out`.
+        """A number for each of this client's rows that its content alone decides: see `folds`.
 
         Rows in cells have the hash of their fold, whatever the key.
         """

@@ -174,7 +174,7 @@ class Part:
 
     @property
     def fraction(self) -> float:
-        """Which share of all rows this part has, about."""
+        """About what share of all rows this part has."""
         return len(self.folds) / self.count
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array, as_features, check_arrays, check_choice
+from fedsolve.arrays import Array, as_features, check_arrays, check_choice, owners_of, rows_by_client
 from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError
 from fedsolve.federation.batch import Batch
@@ -23,7 +23,6 @@ from fedsolve.federation.fingerprints import Held, Holdings, held_by
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.participant import Participant, kind_of
 from fedsolve.labels import TASKS, Task, plain_labels, task_of
-from fedsolve.tables.owners import owners_of, rows_by_client
 from fedsolve.tables.schema import Schema
 
 

@@ -233,7 +233,7 @@ class Term:
         return Term(arrays, self.counts, self.symmetric, self.factors)
 
     def mirror(self) -> Term:
-        """This term with every symmetric array whole: unpacked, its upper triangle in the lower one too."""
+        """This term, every symmetric array unpacked and its upper triangle copied into the lower one."""
         for name in self.symmetric:
             array = self.arrays[name]  # nothing else may refer to a packed one, which is freed here
             self.arrays[name] = unpack_triangle(array) if array.ndim == 1 else kernels_of(array).mirror(array)

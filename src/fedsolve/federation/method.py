@@ -152,9 +152,9 @@ class Run(ABC, Generic[M]):
         arrays: Mapping[str, Array] | None = None,
         sizes: Callable[[], Mapping[str, float]] | None = None,
     ) -> Request:
-        """The request of this exchange, with the blocks of the model that clients have not been sent.
+        """The request of this exchange, with the blocks of the model that clients do not have yet.
 
-        sizes: makes, by array, what no number of a term can exceed; by default `meaning.bounds`.
+        sizes: gives, by array, an upper bound on the numbers of a term; `meaning.bounds` by default.
         """
         self._asked = Request(
             kind=kind,

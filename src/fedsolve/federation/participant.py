@@ -147,8 +147,8 @@ def step(
 def group_step(kind: str, together: Callable[[Request, Chain, str], int]) -> Callable[[GroupStep], GroupStep]:
     """Register a step that answers for several clients of one process at once, each with its own term.
 
-    together: how many clients a group should have for this request on this device. It may not depend on the
-        machine otherwise, so that results do not depend on the number of workers. A term does not live in
+    together: gives the number of clients in a group, for a request, a chain and a device. Nothing else about
+        the machine may matter, so that results do not depend on the number of workers. Terms do not live in
         the workspace.
     """
 

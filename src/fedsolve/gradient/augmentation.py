@@ -116,7 +116,7 @@ def draw_moves(method: GradientMethod, count: int, round_: int, client: str) -> 
 
 
 def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
-    """Images (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
+    """Images (rows, C, H, W), each with a margin added, cropped and mirrored as its row of `moves` says."""
     rows, _, height, width = images.shape
     device = images.device
     padded = F.pad(images, (crop, crop, crop, crop), value=BLACK) if crop else images

@@ -6,7 +6,7 @@ Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Clie
     client    L = CE + (proximal/2) |w - W'|²
     server    m <- lookahead * m + mean_i (w_i - W'),   W <- W + m
 
-The two lines of the server come to W <- mean_i w_i, and m is the newest step of W. The model is W, not W'.
+Together the server's two lines give W <- mean_i w_i, with m the latest step of W. The model is W, not W'.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ class GradientMethod(Method[GradientModel]):
         """
 
     def state(self, group: ClientGroup, client: int) -> State | None:
-        """What a client keeps for its next exchange; None when nothing. Asked for where `keeps` says so."""
+        """What a client keeps for its next exchange, or None. Called only where `keeps` is true."""
         return None
 
     def feedback_part(self, group: ClientGroup, layers: Sequence[str]) -> Feedback:

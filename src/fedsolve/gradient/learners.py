@@ -107,7 +107,7 @@ class Stack(Learners):
 
 
 class StackedHeads(Stack):
-    """Linear layers with ReLU between them, once per client: weights (clients, out, in)."""
+    """Linear layers with ReLU between them, a set for each client: weights (clients, out, in)."""
 
     def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         features = inputs

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import with_prefix
+from fedsolve.container import Shelf, with_prefix
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
@@ -44,7 +44,6 @@ from fedsolve.pages.words import listed
 from fedsolve.privacy import census
 from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
 from fedsolve.privacy.ring import Layout
-from fedsolve.privacy.shelf import Shelf
 
 _INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows tells, against 1 of a number
 _FINEST = 48  # folds that a question may speak of; it gets those of the cells that lie in its own

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import from_bytes, to_bytes
+from fedsolve.container import Shelf, from_bytes, to_bytes
 from fedsolve.errors import CohortError, TermError, explained
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose, text
 from fedsolve.privacy.primitives import Sign, Verify, signed_by
 from fedsolve.privacy.shamir import Random
-from fedsolve.privacy.shelf import Shelf
 
 SEED_CHANNEL = "joint seed"
 """The channel of an engine on which these letters travel."""

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, undamaged
+from fedsolve.container import Shelf, canonical_json, undamaged
 from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.notes import LEAST_COHORT
-from fedsolve.privacy.shelf import Shelf
 
 _MARK = b"\t"
 _DIGITS = 32

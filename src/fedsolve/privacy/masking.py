@@ -42,7 +42,14 @@ from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, Sign, Verify, add_masks
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
-from fedsolve.privacy.unmasking import Evidence, fingerprinted, own_mask, pair_masks
+from fedsolve.privacy.unmasking import (
+    Evidence,
+    drawn_key,
+    fingerprint,
+    fingerprint_message,
+    own_mask,
+    pair_masks,
+)
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
@@ -264,10 +271,11 @@ class Client:
         return evidence.total(asked.digest(), self._near, self.verify)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
-        """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""
+        """The fingerprint of the term that was sent for a sum, in hexadecimal, and what is to be signed."""
         opening = notes.opening_digest(self._question(slot), sorted(survivors))
         bound = self._near[self.name].commitments[slot].tobytes()
-        return fingerprinted(masked, opening, digest, self.name, bound)
+        value = f"{fingerprint(masked, drawn_key(digest)):032x}"
+        return value, fingerprint_message(opening, digest, self.name, value, bound)
 
     def _question(self, slot: int, cohort: Sequence[str] | None = None) -> str:
         """The digest of the question that a slot served; refused where that was for another cohort."""

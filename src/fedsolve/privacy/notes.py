@@ -29,7 +29,7 @@ LEAST_COHORT = 3
 
 @dataclass(frozen=True)
 class Setup:
-    """One round of key making: for which run, the how-manieth in it, for how many sums, and the threshold.
+    """One round of key making: its run, its number in that run, how many sums it is for, and the threshold.
 
     slots: sums that the keys last for. threshold: how many members must help to open a sum; of each one's
     neighbours, where `degree` says how many those are and the joint seed `circle` who (`graph`).
@@ -193,14 +193,14 @@ def opening_digest(question: str, survivors: Sequence[str]) -> str:
 def relay(
     message: str, setup: Setup, parts: Mapping[str, bytes], members: Sequence[str] | None = None
 ) -> bytes:
-    """Bytes of several senders in one note, by name; members: all who take part, where others do, too."""
+    """Bytes of several senders in one note, by name. members: all members; the senders when None."""
     names = sorted(parts)
     note = {"names": names, "members": names if members is None else sorted(members)}
     return pack(message, setup, note, {str(place): parts[name] for place, name in enumerate(names)})
 
 
 def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], list[str]]:
-    """What `relay` put together, and all who take part."""
+    """The parts that `relay` put together, by sender, and the names of all members."""
     arrays, note = unpack(data, message, setup)
     parts = {name: raw(arrays, str(n)) for n, name in enumerate(listed(note, "names"))}
     return parts, listed(note, "members")

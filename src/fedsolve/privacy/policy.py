@@ -32,6 +32,7 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
+from fedsolve.container import Shelf
 from fedsolve.errors import DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK, ClientData
 from fedsolve.federation.encoding import request_digest
@@ -43,7 +44,6 @@ from fedsolve.federation.participant import kind_of
 from fedsolve.labels import labels_from_note
 from fedsolve.parameters import from_table, read_toml
 from fedsolve.privacy.census import EPSILON_MOST, Limits
-from fedsolve.privacy.shelf import Shelf
 
 _MATRICES = 4  # square ones of a method's largest side that a client may have in memory at once
 

@@ -191,7 +191,7 @@ class RingVector:
 
 
 def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array, sign: int) -> None:
-    """Add numbers of two limbs in place, or take them off (sign -1); `carry` is room for as many booleans."""
+    """Add numbers of two limbs in place, or subtract them (sign -1); `carry` is scratch for as many flags."""
     carry, combine = carry[: len(low)], np.add if sign > 0 else np.subtract
     if sign < 0:
         np.less(low, other_low, out=carry)

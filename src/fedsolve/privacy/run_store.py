@@ -17,17 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import from_parts, to_parts
+from fedsolve.container import Shelf, from_parts, to_parts
 from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array
 from fedsolve.privacy.ring import Layout
-from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.unmasking import Evidence, Server, WordSum
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question under way: of which request (its digest), in which slot, to whom, and what stands where."""
+    """A question under way: the digest of its request, its slot, who is asked, and the layout of answers."""
 
     request: str
     slot: int

@@ -113,12 +113,6 @@ def fingerprint_message(opening: str, digest: str, name: str, value: str, bound:
     return notes.purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
 
 
-def fingerprinted(masked: Array, opening: str, digest: str, name: str, bound: bytes) -> tuple[str, bytes]:
-    """The fingerprint of a masked term in hexadecimal, and what is to be signed of it."""
-    value = f"{fingerprint(masked, drawn_key(digest)):032x}"
-    return value, fingerprint_message(opening, digest, name, value, bound)
-
-
 @dataclass(frozen=True)
 class Evidence:
     """All that shows what the total of a slot is.

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsolve import registry
 from fedsolve.arrays import Array
+from fedsolve.container import Shelf
 from fedsolve.errors import CohortError, DataError, TermError, explained
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
@@ -44,7 +45,6 @@ from fedsolve.privacy import notes
 from fedsolve.privacy.notes import CHANNEL, Setup
 from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.ring import Layout
-from fedsolve.privacy.shelf import Shelf
 from fedsolve.privacy.unmasking import Evidence
 from fedsolve.registry import check_allowed
 from fedsolve.scoring.evaluation import about

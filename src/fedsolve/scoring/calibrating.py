@@ -363,10 +363,9 @@ def search_for(recipe: Recipe[Any], spec: Spec, tried: int = 1) -> Search:
 
 
 def room(whole: StagedRun[Any]) -> float:
-    """Numbers that may be told for choice and training, beside those of a calibration."""
+    """Numbers that may be told for choice and training, beside those of a calibration; of a limited run."""
     recipe, spec = whole.recipe, whole.spec
-    if recipe.told is None:
-        return math.inf
+    assert recipe.told is not None
     if whole.history and whole.history[0].metrics.get(LARGEST, 0.0) < _DIVIDED:
         return 0.0  # sites do not divide rows of which few are of one class
     held = float(spec.features)

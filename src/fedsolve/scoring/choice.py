@@ -274,7 +274,8 @@ def _affordable(whole: StagedRun[Any], clients: int) -> tuple[list[Method[Any]],
     limit = getattr(method, "max_exchanges", None)
     # Without a budget, in megabytes: 256, and 200 times as many as the rows have.
     most = getattr(method, "budget", None) or 256.0 + 200 * 8e-6 * rows * spec.features
-    folds, most_told = folds_for(rows, spec.features), room(whole)
+    folds = folds_for(rows, spec.features)
+    most_told = math.inf if whole.recipe.told is None else room(whole)
     calibrates = whole.recipe.calibrate
     before = sum(record.stage == "preparation" for record in whole.history)
     besides = before + (CALIBRATION.expected(whole) if calibrates else 0)

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedsolve.arrays import Array
+from fedsolve.arrays import Array, owned_rows
 from fedsolve.data import partitions
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.participant import ClientData
 from fedsolve.model import Model
-from fedsolve.tables.owners import owned_rows
 from fedsolve.tables.table_file import Table
 
 

@@ -99,12 +99,16 @@ class Dialect:
             for point, sign in _SPELLINGS
             if known[0] in ("auto", point) and known[1] in ("auto", sign)
         ] or [replace(self, decimal=self.signs[0], thousands=self.signs[1])]
-        values = [{cell: one.value(cell) for cell in odd} for one in tried]
+        # Where commas are before fractions, lists have semicolons: 1,234 is clear there, and 1.234 is not.
+        clear = [delimiter == ";" if one.signs != PLAIN else delimiter not in ";\t" for one in tried]
+        values = [{cell: tried[0].value(cell) for cell in odd}]
+        if clear[0] and None not in values[0].values():
+            return tried[0]  # no other reading is better
+        values += [{cell: one.value(cell) for cell in odd} for one in tried[1:]]
         counts = [sum(odd[cell] for cell, value in read.items() if value is not None) for read in values]
         best = [place for place, count in enumerate(counts) if count == max(counts)]
         first = values[best[0]]
-        # Where commas are before fractions, lists have semicolons: 1,234 is clear there, and 1.234 is not.
-        if delimiter == ";" if tried[best[0]].signs != PLAIN else delimiter not in ";\t":
+        if clear[best[0]]:
             return tried[best[0]]
         for place in best[1:]:
             for cell, value in values[place].items():
@@ -122,10 +126,9 @@ class Dialect:
 
     def doubtful(self, cells: Iterable[str]) -> str | None:
         """A cell of a column whose groups may be fractions: all its numbers have one, of three digits."""
-        sign = self.signs[1]
         found = [cell for cell in cells if self.value(cell) is not None]
-        one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(sign)}\d{{3}}")
-        return found[0] if sign in (".", ",") and found and all(map(one.fullmatch, found)) else None
+        one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(self.signs[1])}\d{{3}}")
+        return found[0] if found and all(map(one.fullmatch, found)) else None
 
     def remedy(self, cell: str) -> str:
         """What to do about a cell that is no number; the options that would read it as one, if any do."""
@@ -149,12 +152,8 @@ class TextSource:
         self.name = "standard input" if str(path) == "-" else str(path)
         self.path = None if str(path) == "-" else Path(path)
         self.content = sys.stdin.buffer.read() if self.path is None else b""
-
-    @property
-    def packed(self) -> bool:
-        if self.path is not None:
-            return self.path.suffix.lower() == ".gz"
-        return self.content[:2] == b"\x1f\x8b"
+        named = self.path is not None and self.path.suffix.lower() == ".gz"
+        self.packed = named or self.content[:2] == b"\x1f\x8b"
 
     @property
     def quoted(self) -> bool:

@@ -10,7 +10,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -111,8 +110,10 @@ def propose(
     weight: the column that says how much a row counts. task: what the labels are; as they look when None.
     labels: instead of one, the columns of several labels a row, each 0 or 1.
     """
-    texts = _texts(table, dialect or Dialect(), rows)
-    with naming(table) if isinstance(table, str | Path) else nullcontext():
+    if not isinstance(table, str | Path):
+        return _of_texts(_texts(table, rows), label, client, weight, task, labels)
+    with naming(table):
+        texts = _texts(TableFile(table, dialect or Dialect()), rows)
         return _of_texts(texts, label, client, weight, task, labels)
 
 
@@ -130,8 +131,10 @@ def propose_for(
     a table of numbers alone is looked at. The label is the column that `layout` names, one of the usual name,
     or the last.
     """
+    files = []
     with naming(paths[0]):
-        names = TableFile(paths[0], layout).names
+        files.append(TableFile(paths[0], layout))
+        names = files[0].names
         dropped = {names[column_position(names, wanted, "column to drop")] for wanted in layout.drop}
         client = layout.client and names[column_position(names, layout.client, "client column")]
         left = [place for place, name in enumerate(names) if name not in {*dropped, client}]
@@ -140,11 +143,17 @@ def propose_for(
         labels = [names[column_position(names, one, "label column")] for one in layout.label_names]
         label = None if labels else names[label_place(names, left, layout.label) or 0]
     features = [name for name in names if name not in {*dropped, client, label, *labels}]
-    numbers = fewest is None and all(_all_numbers(path, layout, features) for path in paths)
+    for path in paths[1:]:
+        with naming(path):
+            files.append(TableFile(path, layout))
+    numbers = fewest is None and all(_all_numbers(file, features) for file in files)
     if numbers and not glance:
         return None
     rows = max(1000, _GLANCE // len(names)) if numbers else ROWS
-    found = [_texts(path, layout, rows) for path in paths]
+    found = []
+    for file in files:
+        with naming(file.path):
+            found.append(_texts(file, rows))
     kept = [name for name in names if name not in dropped]
     whole = [each for each in found if set(kept) <= set(each)]  # others are refused when they are read
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
@@ -268,9 +277,10 @@ def propose_columns(
     """
     found: dict[str, list[Array]] = {}
     for path in paths:
-        for name, texts in _texts(path, dialect, 10 * ROWS).items():
-            if asked(name):
-                found.setdefault(name, []).append(texts)
+        with naming(path):
+            every = _texts(TableFile(path, dialect), 10 * ROWS)
+        for name in filter(asked, every):
+            found.setdefault(name, []).append(every[name])
 
     def column(name: str, texts: Array) -> Column:
         look = _Look.at(name, texts)
@@ -309,10 +319,9 @@ def summary(schema: Schema, levels: bool = False) -> list[str]:
     return lines
 
 
-def _all_numbers(path: str | Path, layout: ColumnLayout, names: list[str]) -> bool:
+def _all_numbers(file: TableFile, names: list[str]) -> bool:
     """Whether all cells of these columns are numbers."""
-    with naming(path):
-        file = TableFile(path, layout)
+    with naming(file.path):
         places = {name: place for place, name in enumerate(file.names)}
         wanted = {name: Column(name) for name in names if name in places}
         try:
@@ -378,14 +387,12 @@ def _of_texts(
     return Schema(tuple(columns), label, classes, client, None, weight, found, tuple(several))
 
 
-def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
-    """The first cells of every column as text, numbers written as 1234.5."""
+def _texts(table: Any, rows: int) -> dict[str, Array]:
+    """The first cells of every column of a file or a table as text, numbers written as 1234.5."""
     own = Dialect()
-    if isinstance(table, str | Path):
-        with naming(table):
-            file = TableFile(table, dialect)
-            own = file.dialect if file.is_csv else own
-            table = file.head(rows)
+    if isinstance(table, TableFile):
+        own = table.dialect if table.is_csv else own
+        table = table.head(rows)
     if hasattr(table, "to_pandas"):
         columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
     else:

@@ -215,7 +215,7 @@ class TableFile:
         )
         if told:
             warnings.warn(f"{source} is read with {', '.join(told)}.", DialectWarning, stacklevel=2)
-        even = self.names if len(self._start) % width == 0 else ()
+        even = self.names if groups in (".", ",") and len(self._start) % width == 0 else ()
         cells = {name: found.doubtful(self._start[place::width]) for place, name in enumerate(even)}
         if doubted := {name: cell for name, cell in cells.items() if cell is not None}:
             cell, columns = next(iter(doubted.values())), ", ".join(map(repr, doubted))

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file for every training, in a folder of its own below one that is given.
+"""TensorBoard: one event file for each training, in its own folder inside the one that is given.
 
 Written by the package `tensorboard` alone: neither torch nor TensorFlow is needed.
 """
