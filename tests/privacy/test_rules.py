@@ -147,7 +147,7 @@ def test_nothing_but_the_payload_depends_on_data() -> None:
     one, other = Sites(), Sites(scale=3.0)
     for client in other.clients.values():  # which all sites know; it names the question
         account = client.disclosure
-        account._next = dataclasses.replace(account._next, history=one.census)
+        account.account = dataclasses.replace(account.account, history=one.census)
     first, second = (read_letter(s.masked("client-0", 0, s.names)) for s in (one, other))
     assert first[1] == second[1]
     difference = RingVector(second[0]["limbs"].copy(), first[1]["wide"])

@@ -328,12 +328,12 @@ def test_columns_that_the_sites_leave_out_are_known_by_place_and_named_at_a_site
     assert secure.left_out.tolist() == [False, False, True]
     assert not model.weight[2].any()
     site = Disclosure(Limits(), b"k")
-    site._now = site._next = dataclasses.replace(
+    site._now = site.account = dataclasses.replace(
         Account.empty(3), left_out=np.array([[[0, 0, 1]] * 2], dtype=bool)
     )
     data = fs.ClientData(rows, labels, schema=schema)
     stage = CensusStage("crowded", "r", "", Limits())
-    site._next = dataclasses.replace(site._next, history=stage.after(Term({})))
+    site.account = dataclasses.replace(site.account, history=stage.after(Term({})))
     assert "; 1 columns (rare) are left out" in site.admit(data, stage, Term({}), ())
 
 

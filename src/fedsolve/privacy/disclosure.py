@@ -109,6 +109,7 @@ class Disclosure:
     key: with which rows are hashed and divided into folds, a secret of this site.
     changing: whether its rows may take part in sums over different cohorts.
     entering: False for a trial, whose account stays in memory. withdrawn: sites that have left.
+    account:  the one in use, that of the stage shown last; `settle` makes it final.
     """
 
     limits: Limits
@@ -122,7 +123,7 @@ class Disclosure:
         self.told, self.run = 0.0, ""
         remedy = "Without it this site cannot know what it has told; it must sit out."
         self._shelf = Shelf(self.folder, remedy)
-        self._now, self._next = Account.empty(), Account.empty()
+        self._now, self.account = Account.empty(), Account.empty()
         self._classes: Any = None
         self._labels = self._widest = 0
         self._schema: str | None = None
@@ -133,14 +134,9 @@ class Disclosure:
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         self._shelf.kept("cells", self._load)
 
-    @property
-    def account(self) -> Account:
-        """The one in use: that of the stage shown last."""
-        return self._next
-
     def accounts(self) -> list[list[Any]]:
         """Histories that this site can go on from, and whether a census ended there."""
-        return [[one.history, one.finished] for one in (self._now, self._next)]
+        return [[one.history, one.finished] for one in (self._now, self.account)]
 
     # -- cells: which rows take part ---------------------------------------------------------------
 
@@ -177,7 +173,7 @@ class Disclosure:
             made = self._taken(data, stage, total, tuple(cohort))
             finished = stage.following(total) is None
             self._now = base
-            self._next = dataclasses.replace(made, history=history, finished=finished)
+            self.account = dataclasses.replace(made, history=history, finished=finished)
             self.run, self._classes, self._labels = stage.run, stage.classes, stage.labels
             self._save()
         if not self.account.finished:
@@ -199,8 +195,8 @@ class Disclosure:
 
     def settle(self, run: str) -> None:
         """Note that this site helps to open a sum of a run: what it rests on is final."""
-        if self.run == run and self._now is not self._next:
-            self._now = self._next
+        if self.run == run and self._now is not self.account:
+            self._now = self.account
             self._save()
 
     def _follow(self, stage: CensusStage) -> None:
@@ -213,17 +209,17 @@ class Disclosure:
                 f"rows_per_width {asked.rows_per_width:g}; this site's policy asks for {own.fewest_rows}, "
                 f"{own.colluders} and {own.rows_per_width:g}. All sites and the server must have the same."
             )
-        known = [one for one in (self._next, self._now) if one.history == stage.history]
+        known = [one for one in (self.account, self._now) if one.history == stage.history]
         if not known and not self.changing:
             raise CohortError(
                 "this site's account of rows that took part is not the one that the other sites have: it, "
                 "or theirs, is an older copy, or was begun anew. Put the newest one back."
             )
-        if known and known[0] is not self._next:
-            self._next = known[0]
+        if known and known[0] is not self.account:
+            self.account = known[0]
         elif known and stage.run != self.run:
             self._now = known[0]
-        if self._next.finished != (stage.name == "cells"):
+        if self.account.finished != (stage.name == "cells"):
             raise TermError(f"the stage '{stage.name}' of a census is not the one that follows here.")
 
     def _taken(self, data: ClientData, stage: CensusStage, total: Term, cohort: tuple[str, ...]) -> Account:
@@ -543,13 +539,13 @@ class Disclosure:
             return
         arrays = {
             f"{place}.{name}": array
-            for place, one in enumerate((self._now, self._next))
+            for place, one in enumerate((self._now, self.account))
             for name, array in one.arrays().items()
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
         note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
         note |= {"steps": self._steps, "book": self._book, "schema": self._schema}
-        note["accounts"] = [self._now.note(), self._next.note()]
+        note["accounts"] = [self._now.note(), self.account.note()]
         self._shelf.keep("cells", note, arrays)
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
@@ -560,7 +556,7 @@ class Disclosure:
         now, following = (
             Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
         )
-        self._now, self._next = now, now if following.history == now.history else following
+        self._now, self.account = now, now if following.history == now.history else following
 
 
 def _read_by(data: ClientData) -> str:

@@ -92,7 +92,12 @@ COMMITTEE = 64
 def committee(names: Collection[str], about: str, colluders: int = 0, wanted: int = 0) -> list[str]:
     """Who of these may act for all, in an order that follows from what it is about: a committee; or all of
     them, where so many signatures are `wanted`."""
-    return shuffled(names, "committee", about)[: None if wanted else max(COMMITTEE, 4 * colluders)]
+    return shuffled(names, "committee", about)[: None if wanted else committee_size(colluders)]
+
+
+def committee_size(colluders: int) -> int:
+    """How many sites a committee has, where there are so many."""
+    return max(COMMITTEE, 4 * colluders)
 
 
 def shuffled(names: Collection[str], *about: Any) -> list[str]:
@@ -109,7 +114,7 @@ def shuffled(names: Collection[str], *about: Any) -> list[str]:
 
 def signatures_needed(sites: int, colluders: int, wanted: int = 0) -> int:
     """How many of a committee must agree: then one of them is honest, and no two agreements differ."""
-    return wanted or least_threshold(min(sites, max(COMMITTEE, 4 * colluders)), colluders)
+    return wanted or least_threshold(min(sites, committee_size(colluders)), colluders)
 
 
 def purpose(*parts: Any) -> bytes:

@@ -308,9 +308,9 @@ class SecureFederation(Federation):
         setup, everybody, sent = evidence.setup, evidence.survivors, {"request": encode_request(request)}
         arrays, shows = evidence.parts()
         told = notes.pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
-        checking = notes.committee(everybody, setup.run, self.colluders)
-        if len(checking) == len(everybody):
+        if len(everybody) <= notes.committee_size(self.colluders):
             return told
+        checking = notes.committee(everybody, setup.run, self.colluders)
         needed = notes.signatures_needed(len(everybody), self.colluders)
         replies = self._gathered(dict.fromkeys(sorted(checking[:needed]), told), report, _SLACK)
         read = {name: notes.read_letter(reply)[1] for name, reply in replies.items()}
