@@ -65,7 +65,7 @@ def locked(path: Path, what: str, wait: float = 0) -> Iterator[None]:
 
 @contextmanager
 def undamaged(what: Any, remedy: str) -> Iterator[None]:
-    """Tell of a file whose contents are not as they were written, and what to do."""
+    """A block that reads a file's contents; damage becomes an error that says what to do."""
     try:
         yield
     except (LookupError, TypeError, ValueError, TermError) as problem:
@@ -149,7 +149,7 @@ def from_sealed_json(data: bytes, *, what: str, error: type[FedsolveError], reme
 
 
 def _open_seal(note: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Take the seal off a note; a file that is not what it was sealed as is refused."""
+    """Check a note's seal and remove it; a file that was changed is refused."""
     if _SEALED not in note and _DIGEST not in note:
         return
     sealed = note.pop(_DIGEST, None)
@@ -299,7 +299,7 @@ class Shelf:
 
 
 def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Values by name as arrays and a note; owner: whose they are, for messages.
+    """Values by name as arrays and a JSON note. owner: whose they are, for error messages.
 
     Arrays may be anywhere in lists, tuples and dictionaries. The note says what JSON lacks by an entry "=".
     """

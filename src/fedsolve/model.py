@@ -138,7 +138,7 @@ class Model(ABC):
         return np.asarray(self.estimates(np.zeros((1, self.features)))[0])
 
     def scored_by(self, label: str | None) -> Self:
-        """This model for rows that have the truth in this column, or where the model says when None.
+        """This model for rows with the truth in this column; None: in the model's own column.
 
         Refused where no column can have it.
         """
@@ -157,14 +157,14 @@ class Model(ABC):
         return self.scores(self._checked(features))
 
     def estimates(self, features: Any) -> Array:
-        """What the targets are expected to be, ones and zeros for classes: (rows, outputs).
+        """Estimates of the targets, which are ones and zeros for classes: (rows, outputs).
 
         Errors of least squares are taken against these: the scores themselves, or the softmax of logits.
         """
         return self.estimated(self.decision_function(features))
 
     def estimated(self, scores: Array) -> Array:
-        """The same of scores."""
+        """The estimates that belong to these scores."""
         return np.asarray(softmax(scores, axis=1)) if self.logits else scores
 
     def known_scores(self, features: Any) -> Array:
@@ -199,7 +199,7 @@ class Model(ABC):
         return np.asarray(softmax(scores, axis=1)) if self.logits else project_to_simplex(scores)
 
     def threshold(self, sensitivity: float) -> Any:
-        """From which probability of the second class on to call it, so as to find this share of its rows.
+        """The probability from which to predict the second class so that this share of its rows is found.
 
         Chosen on the rows that were held out when the model was calibrated, of two classes only; of several
         labels one for each, (labels,).
@@ -215,7 +215,7 @@ class Model(ABC):
         return threshold(known, sensitivity)
 
     def predict_interval(self, features: Any, level: float = 0.95) -> tuple[Array, Array]:
-        """Between which two numbers the targets lie with this probability, each in the shape of `predict`.
+        """The two numbers between which targets lie with this probability, each shaped like `predict`.
 
         By the errors on rows that were held out; the same width for every row.
         """
@@ -233,18 +233,18 @@ class Model(ABC):
 
     @property
     def column_moments(self) -> Preparation | None:
-        """Mean and spread of the columns of training, as far as rows were standardised by them."""
+        """Mean and spread of the training columns, where rows were standardised by them."""
         known = getattr(self, "preparation", None) if self.preparing is None else self.preparing
         return known if known is not None and np.any(known.scale != 1.0) else None
 
     @property
     def predicts(self) -> bool:
-        """Whether it is one to predict with, or only what clients make their own of."""
+        """Whether it can predict by itself; if not, clients make their own models from it."""
         return True
 
     @property
     def caveat(self) -> str | None:
-        """What whoever predicts with it must know; None where there is nothing."""
+        """A warning to whoever predicts with it; None if there is none."""
         if self.predicts:
             return None
         return (
@@ -280,7 +280,7 @@ class Model(ABC):
         return self.federation.participants[known.index(client)].personalise(self)
 
     def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
-        """As `personalised`, of rows that are prepared; what methods with personal models override."""
+        """Like `personalised`, for prepared rows. Methods with personal models override this."""
         if self.private:
             raise DataError(
                 "this model is one client's own already; personalise the shared model it was made from."
@@ -319,7 +319,7 @@ class Model(ABC):
         return data if self.preparing is None else data.prepared(self.preparing)
 
     def decided(self, scores: Array, calibrated: bool = True) -> Array:
-        """What is predicted where the scores are these."""
+        """The predictions that belong to these scores."""
         if self.labels:
             cuts = 0.5 if self.cuts is None else self.cuts
             return (self.shares(scores, calibrated) >= cuts).astype(np.int64)

@@ -149,7 +149,7 @@ def config_table(path: str, command: str) -> dict[str, Any]:
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    """Make what a TOML file says the defaults of this command line."""
+    """Use the values in a TOML file as defaults of this command line."""
     if path is None:
         return
     name = ctx.command.name or ""

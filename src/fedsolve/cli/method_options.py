@@ -65,7 +65,7 @@ class MethodOptions(Options):
     )
 
     def chosen(self, output: Output) -> Method[Any]:
-        """The method of the command line with the parameters that were given.
+        """The method of a command line, with the parameters given there.
 
         Without a preset, what can be chosen by the data is chosen, as long as none of it is given. A width
         that is not given follows from the rows in any case.
@@ -88,7 +88,7 @@ class MethodOptions(Options):
         return made
 
     def recipe(self, method: Method[Any], schema: Schema | None, usual: bool | None = None) -> Recipe[Any]:
-        """The method with what these options say of its rows and classes.
+        """The method as a recipe, with these options' class weights and calibration.
 
         usual: whether probabilities are calibrated where no option says; None: where a choice holds rows out.
         """
@@ -106,7 +106,7 @@ def given_parameters() -> dict[str, Any]:
 
 
 def groups(key: str) -> dict[str, list[Description]]:
-    """A method's parameters as its help page shows them: its own, then those that it shares."""
+    """A method's parameters by title of the help page: its own, then those that it shares."""
     titles: dict[str, list[Description]] = {}
     for description in described(registry.method_class(key)).values():
         if object in description.kinds:

@@ -87,7 +87,7 @@ class Options:
         return [known[name].option.partition("/")[0] for name in names if name in self.written]
 
     def values(self, kind: type[Options]) -> dict[str, Any]:
-        """The values of the options that are those of a base class, by name."""
+        """The values, by name, of the options that a base class has."""
         return {name: getattr(self, name) for name in described(kind) if name != "written"}
 
 
@@ -148,12 +148,12 @@ METHOD = "fedsolve.method"
 
 
 def focus(ctx: click.Context) -> str:
-    """The method that a command line names, or the one that its command trains by default."""
+    """The method named on a command line, or else the default of its command."""
     return str(ctx.meta.get(METHOD, ""))
 
 
 def value_text(description: Description) -> str:
-    """What stands for the value on help pages."""
+    """The placeholder of a value on help pages."""
     if description.metavar:
         return description.metavar
     words = [*map(str, description.choices)]

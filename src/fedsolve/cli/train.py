@@ -82,7 +82,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     schema_out: str | None = option(None, "Where to write the schema (.toml).", "FILE", group=READING)
 
     def check_checkpoint(self, output: Output) -> None:
-        """Refuse to lose a checkpoint."""
+        """Refuse options with which a checkpoint would be lost."""
         path = self.checkpoint
         if path is None:
             if self.resume:

@@ -123,7 +123,7 @@ class AFL(Method[LinearModel]):
         return replace(self, ridge=ridge), {"ridges": ridges, "errors": errors}
 
     def _centred(self, total: Total, kernels: Kernels) -> tuple[Array, Array, Array, Array]:
-        """G and H, about the means of x and y where there is an intercept; and these means, else zeros."""
+        """G and H, centred if there is an intercept, and the means of x and y; zeros without an intercept."""
         gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         if not self.intercept:
             return gram, cross, np.zeros(len(gram)), np.zeros(cross.shape[1])
@@ -148,7 +148,7 @@ class AFL(Method[LinearModel]):
 
 
 def solve_head(head: str, gram: Array, cross: Array, counts: Array, ridge: float) -> tuple[Array, Array]:
-    """Weight (d, C) and intercept (C,) of another classifier that the same sums give, with the rows n_c.
+    """Weight (d, C) and intercept (C,) of another classifier from the same sums and the class counts n_c.
 
         mu_c = H_c / n_c,   m = sum_c H_c / n,   S_w = (G - sum_c n_c mu_c mu_cᵀ) / n,   S = (G - n m mᵀ) / n
 

@@ -33,7 +33,7 @@ def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
 
 
 def check_opening(data: ClientData, chain: Chain) -> None:
-    """Refuse a run this participant cannot take part in: another feature width."""
+    """Refuse a run whose features have another width than this participant's."""
     data.check_width(chain.opening["features"], "the run")
 
 
@@ -274,7 +274,7 @@ def check_sums(total: Total, spec: Spec) -> None:
 
 
 def preparation_in(chain: Chain) -> Preparation | None:
-    """How the model so far prepares rows, if it does."""
+    """The preparation of rows in the model so far, if there is one."""
     found = blocks_with(chain, "preparation")
     return Preparation.from_arrays(found[0].arrays) if found else None
 

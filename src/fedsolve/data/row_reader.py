@@ -83,7 +83,7 @@ class RowReader:
     _datasets: dict[str, Dataset] = field(default_factory=dict, init=False)
 
     def parts(self, data: str) -> tuple[TrainOrTest, ...]:
-        """Which of a training and a test part there is; nothing where a file holds one set of rows."""
+        """The parts that there are, of training and test; none if a file holds one set of rows."""
         if not is_address(data):
             return parts(data)
         if self.layout.client is not None:
@@ -161,7 +161,7 @@ class RowReader:
         return Table(rows, labels if labelled else None, owners, data, own)
 
     def proposed(self, files: Sequence[str], task: Task | None = None, public: bool = False) -> Schema | None:
-        """The schema that raw tables need; None for plain ones, and where columns have no names.
+        """The proposed schema of raw tables; None for tables of plain numbers, or without column names.
 
         public: nothing is read off the rows of a table of numbers.
         """
@@ -191,7 +191,7 @@ class RowReader:
         return replace(found, schema=schema)
 
     def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
-        """The rows of several files, each the client of its name; columns are found by name in all of them.
+        """The rows of several files, each a client named after its file. Columns are found by name.
 
         schema: where one describes them; else the first file says what the columns are.
         """
@@ -295,7 +295,7 @@ class RowReader:
         return self._datasets[data]
 
     def _features(self, data: str, schema: Schema | None = None) -> Features:
-        """Features of a dataset; `schema`: by the backbone that a model knows, and no other."""
+        """Features of a dataset. schema: that of a model, whose backbone must then make them."""
         self._check_no_layout(data)
         if data in self._found:
             return self._found[data]
@@ -509,7 +509,7 @@ def _image_files(paths: Sequence[str]) -> FileImages:
 
 @contextmanager
 def spooled(sources: Sequence[str]) -> Iterator[list[str]]:
-    """The sources, with what standard input ("-") holds in a file for its owner only, gone afterwards.
+    """The sources, with standard input ("-") as a temporary file that only its owner can read.
 
     Errors call that file standard input.
     """

@@ -45,7 +45,7 @@ def batched(
     device: str = "cpu",
     device_of: Callable[[str], str] = lambda name: "cpu",
 ) -> list[tuple[str, ...]]:
-    """A cohort, sorted, in batches: all clients of a device, then neighbours among the others.
+    """A sorted cohort in batches: first the clients of each device, then neighbours among the rest.
 
     Batches depend on the clients asked and on their rows, and bits of sums on the batches; neither depends on
     the number of workers. Clients that are asked now and then (not `everybody`) answer by themselves, so that
@@ -142,7 +142,7 @@ class Batch:
         ]
 
     def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
-        """The clients' answers, or their sum where a step gives sums: the next term takes the workspace."""
+        """The clients' answers; of a step that gives sums their sum, since each term reuses the workspace."""
         answers: list[Answer] = []
         failed: dict[str, Exception] = {}
         partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None

@@ -98,7 +98,7 @@ def card(model: Model) -> dict[str, Any]:
 
 
 def held_out_card(model: Model) -> dict[str, Any]:
-    """What rows held out told of a model: its calibration, or the intervals of a regression."""
+    """What rows held out showed: a model's calibration, or the intervals of a regression."""
     told: dict[str, Any] = {"calibration": None, "intervals": None}
     for name, known in (("calibration", model.calibration), ("intervals", model.spread)):
         if known is not None:

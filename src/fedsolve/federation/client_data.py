@@ -81,7 +81,7 @@ class ClientData:
         return (slice(start, start + rows) for start in range(0, len(self), rows))
 
     def placed(self, kernels: Kernels) -> Any | None:
-        """This client's features where these kernels compute, as they are stored: copied once and kept.
+        """This client's features, in their stored type, where these kernels compute: copied once and kept.
 
         None where the device has no room for them.
         """
@@ -189,7 +189,7 @@ class PreparedData(ClientData):
 
 
 class WeightedData(ClientData):
-    """A client's rows as they are, counted by weights that the run gave them: (own rows,)."""
+    """A client's rows unchanged, with weights that the run gave them: (own rows,)."""
 
     def __init__(self, raw: ClientData, weights: Array) -> None:
         vars(self).update(vars(raw))
@@ -219,7 +219,7 @@ def joined(parts: Sequence[ClientData]) -> ClientData:
 
 
 def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -> ClientData:
-    """A client's rows as the model so far shows them to a step that answers requests of this kind.
+    """A client's rows as a step for requests of this kind sees them: as the model so far prepares them.
 
     The schemas of the run and of the rows must agree. What is derived from rows is dropped from the cache
     when the preparation changes.
@@ -254,13 +254,13 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
 
 
 def run_schema(chain: Chain) -> Schema | None:
-    """The schema of the rows that a run is about; None where it describes none."""
+    """The schema of a run's rows; None if it has none."""
     note = chain.opening.get("schema")
     return None if note is None else Schema.from_note(note)
 
 
 def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, Any]) -> ClientData:
-    """The rows under a preparation, and weighted by class where it has weights for classes."""
+    """The prepared rows, weighted by class if the preparation has class weights."""
     weights = data.own_weights()
     if "class_weight" in arrays:
         classes = labels_from_note(opening["classes"])

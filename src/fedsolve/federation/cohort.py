@@ -24,7 +24,7 @@ _DIVERGED = "DivergenceError: "
 
 
 class Contradiction(TermError):
-    """A term unlike the only one before it, that of `first`; which of the two is wrong is not known.
+    """A term that does not fit the only one before it, of `first`. Which of the two is wrong is unknown.
 
     It stops every engine: either of them may be the wrong one.
     """
@@ -62,7 +62,7 @@ class TermLayout:
         )
 
     def check(self, other: TermLayout, who: str) -> None:
-        """Refuse the layout of another term unless it equals this one; who: sent that term."""
+        """Refuse the layout of another term unless it equals this one. who: who sent that term."""
         remedy = "All participants must answer the same request."
         for name, form in other.forms.items():
             if form != (expected := self.forms.get(name, form)):
@@ -116,7 +116,7 @@ class RunningSum:
     def check(
         self, term: Term, *clients: str, empty: tuple[str, ...] = (), catch_up_bytes: int = 0
     ) -> Answer:
-        """The term of these clients as an answer, unless it is wrong whatever the others are.
+        """The term of these clients as an answer; refused if it is wrong by itself.
 
         May be called from several threads: it does not depend on what was added before.
         """
@@ -171,7 +171,7 @@ class Missing(Exception):
 
 
 def departed(gone: Collection[str], staying: Collection[str]) -> CohortError:
-    """The refusal of secure sums without sites whose rows are in earlier ones, with what can be done."""
+    """The error for a secure sum without sites that were in earlier ones; it says what can be done."""
     names = ", ".join(sorted(gone)[:5])
     return CohortError(
         f"{names} took part in earlier sums and would be missing: the difference would show what they added. "
@@ -230,7 +230,7 @@ class CohortReport:
     def take(
         self, sums: RunningSum, answers: Iterable[Answer], failed: dict[str, Exception]
     ) -> dict[str, Exception]:
-        """Add answers to a sum and note who is in it; gives those that are not, with the reason."""
+        """Add answers to a sum and note who is in it. Returns who is not, with the reason."""
         for answer in answers:
             try:
                 sums.add(answer)
@@ -250,7 +250,7 @@ class CohortReport:
             self.failed[name] = plain(f"{error_kind(cause)}: {cause}")
 
     def total(self, sums: RunningSum, request: Request, least: int) -> Total:
-        """The sum with those it was summed over; an error where fewer than `least` answered, or nobody."""
+        """The sum and whose terms are in it. An error if nobody or fewer than `least` answered."""
         if len(self.answered) < max(1, least):
             raise self._too_few(max(1, least))
         return Total(
@@ -307,7 +307,7 @@ def error_kind(problem: Exception) -> str:
 
 
 def plain(said: Any) -> str:
-    """Somebody else's text as a single line that is safe to print on a terminal."""
+    """Text from elsewhere as a single line that is safe to print on a terminal."""
     text = " ".join(str(said).split())
     return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST])
 
@@ -318,7 +318,7 @@ def _shared_name(name: str, clients: tuple[str, ...]) -> str:
 
 
 def _abstains(term: Term) -> bool:
-    """Whether a term has counts alone, of a client without rows for instance: these fit any sum."""
+    """Whether a term has only counts, such as that of a client without rows; it then fits any sum."""
     return not term.arrays and bool(term.counts)
 
 

@@ -90,10 +90,10 @@ class Federation:
         return self
 
     def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
-        """Prepare for a run of so many exchanges more; done: those behind it, where it is resumed."""
+        """Prepare for a run of so many more exchanges. done: exchanges already made, if it is resumed."""
 
     def seeded(self, recipe: Any, spec: Spec) -> Any:
-        """The recipe with a seed that the clients draw together, where they do."""
+        """The recipe, with a seed that the clients drew together if this engine lets them."""
         return recipe
 
     def keep_states(self, folder: Path | None) -> None:
@@ -111,7 +111,7 @@ class Federation:
 
 
 def schema_of(federation: Federation) -> Schema | None:
-    """What the rows of a federation are, where it says so."""
+    """The schema of a federation's rows, if it has one."""
     found: Schema | None = getattr(federation.within, "schema", None)
     return found
 

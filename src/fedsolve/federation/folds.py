@@ -128,7 +128,7 @@ class RowCells:
 
     @property
     def hashes(self) -> Array:
-        """The mark of each row: its fold, spread over the range of marks from end to end.
+        """The hash that stands for each row: its fold, spread evenly over the whole range of hashes.
 
         Rows of one fold only have the last mark: they are always trained on.
         """
@@ -205,7 +205,7 @@ def part_of(request: Request, chain: Chain) -> Part | None:
 
 
 def speaks_of_parts(note: Any) -> bool:
-    """Whether something in a note, however deep, is a part of the rows."""
+    """Whether a note names a part of the rows anywhere in it."""
     if isinstance(note, Mapping):
         return note.get(PART) is not None or any(map(speaks_of_parts, note.values()))
     return isinstance(note, list | tuple) and any(map(speaks_of_parts, note))

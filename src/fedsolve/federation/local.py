@@ -172,7 +172,7 @@ class LocalFederation(Members, Federation):
         return self.batches(names, request, chain)
 
     def place_rows(self) -> None:
-        """Copy the rows of clients that compute on a device there now, not in the first exchange."""
+        """Copy rows to the devices that clients compute on now, instead of in the first exchange."""
         # Clients of a device are one batch in every question about sums over rows.
         for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
             if self.device_of(batch.names[0]) != "cpu":
@@ -219,7 +219,7 @@ def _in_order(
     workers: int,
     spaces: Sequence[Workspace],
 ) -> Generator[Outcome, None, None]:
-    """What becomes of batches, in their order; as many are under way or wait as there are workspaces.
+    """The outcomes of batches, in order. There are never more of them in memory than workspaces.
 
     A term keeps its workspace until the next outcome is asked for. Of the batches that come next the one with
     most rows is started first.

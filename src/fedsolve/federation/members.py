@@ -94,7 +94,7 @@ def partitioned(
 def task_for(
     task: Task | None, classes: Sequence[Any] | None, schema: Schema | None, labels: Iterable[Array]
 ) -> Task:
-    """The task that is given, that classes or a schema imply, or that the labels show."""
+    """The task: as given, or as declared classes, the schema or else the labels imply."""
     if task is not None:
         check_choice("task", task, TASKS)
         return task
@@ -118,13 +118,13 @@ class Union:
 
 
 class Members:
-    """Participants by name; names that are given twice and features of another width are refused.
+    """Participants by name. A name that is taken, or features of another width, are refused.
 
     made: those that were needed so far.
     """
 
     def __init__(self, partition: PartitionedRows | None = None, device: str | None = None) -> None:
-        """device: where all compute; each where it says itself when None."""
+        """device: where all participants compute; where each one says when None."""
         self.made: dict[str, Participant] = {}
         self._device = None if device is None else resolve(device)
         self._partition = partition
@@ -216,13 +216,13 @@ class Members:
 
     @property
     def schema(self) -> Schema | None:
-        """What the rows are, where they came with a schema: the partition, or the first that has one."""
+        """The schema of the rows: of the partition, or of the first participant that has one."""
         if self._partition is not None:
             return self._partition.schema
         return next((each.data.schema for each in self.made.values() if each.data.schema is not None), None)
 
     def label_sets(self) -> list[tuple[str, Array]]:
-        """Labels of every client with its name; those of clients that are not made yet stand together."""
+        """Labels with the name of their client; those of all clients not made yet come as one array."""
         found = [(name, participant.data.own_labels()) for name, participant in sorted(self.made.items())]
         if self._unmade:
             assert self._partition is not None
@@ -261,7 +261,7 @@ class Members:
         return found
 
     def _as_given(self, name: str) -> bool:
-        """Whether a client has the rows of the common arrays that it was given."""
+        """Whether a client still has the rows of the common arrays that it was given."""
         common = self._partition
         if common is None or name in self._unmade:
             return common is not None
@@ -301,7 +301,7 @@ class Members:
         return [Batch(names, self, unions.get(names), lacking) for names in batches]
 
     def _share_model(self, request: Request, chain: Chain) -> int:
-        """Let all batches know the model so far; gives the bytes that each client lacked of it."""
+        """Give all batches the model so far; returns how many bytes of it each client lacked."""
         if request.position == 0:
             return 0
         have = len(self._known) if self._known.digests == chain.digests[: len(self._known) + 1] else 0
@@ -315,7 +315,7 @@ class Members:
         return 0 if have >= request.first else request.starting_at(have, chain).nbytes
 
     def union(self, names: Sequence[str], kept: Union | None = None) -> Union | None:
-        """One participant that has the rows of all these; None where they should be asked one by one.
+        """One participant with the rows of all these clients; None if they should be asked one by one.
 
         kept: an earlier one of the same names, which is used again where the rows are the same.
         """

@@ -114,7 +114,7 @@ class Request:
 
     @property
     def first(self) -> int:
-        """Chain position before the blocks this request carries."""
+        """The position in the chain of the first block that this request carries."""
         return self.position - len(self.blocks)
 
     @property
@@ -137,7 +137,7 @@ class Needs:
 
 @dataclass
 class Term:
-    """A client's answer: named arrays and counts, an addend of the total.
+    """A client's answer: named arrays and counts, to be added to those of others.
 
     symmetric: names of square matrices of which only the upper triangle counts, until a total is made whole
         (`mirror`). Each is that matrix or, as it travels, the vector of its upper triangle, row by row.
@@ -159,7 +159,7 @@ class Term:
         )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an array as methods read it, also where it is packed."""
+        """The shape that methods see of an array, whether it is packed or not."""
         array = self.arrays[name]
         if name in self.symmetric and array.ndim == 1:
             return (check_triangle(array),) * 2
@@ -169,7 +169,7 @@ class Term:
         return name in self.symmetric and self.arrays[name].ndim == 2
 
     def add(self, other: Term, sign: int = 1) -> None:
-        """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
+        """Add `sign * other` in place; arrays of one name must have one shape, the others are taken over."""
         for name in [name for name in other.arrays if name in self.arrays]:
             mine, theirs = self.arrays[name], other.arrays[name]
             if mine.shape != theirs.shape or (name in self.symmetric) != (name in other.symmetric):
@@ -268,7 +268,7 @@ class Total:
         return found
 
     def on(self, kernels: Kernels, name: str) -> Any:
-        """The array of this name where these kernels compute."""
+        """The array of this name, copied to where these kernels compute."""
         found = self.term.arrays.get(name)
         if found is None:
             raise TermError(
@@ -332,7 +332,7 @@ def _times(array: Array, factor: float) -> Array:
 
 
 def _add(target: Array, array: Array, factor: float) -> None:
-    """Add factor * array in place, a product in float64; a factor of 1 or -1 forms none."""
+    """Add factor * array in place, with the product in float64; a factor of 1 or -1 needs no product."""
     here = kernels_of(target).array(array) if not isinstance(target, np.ndarray) else host(array)
     if factor == 1:
         target += here

@@ -115,12 +115,12 @@ class Run(ABC, Generic[M]):
 
     @property
     def expected(self) -> int:
-        """How many it is likely to take, of a run that ends when it has converged."""
+        """How many exchanges are likely, of a run that ends when it has converged."""
         return self.exchanges
 
     @property
     def depth(self) -> int:
-        """How many classifiers there are so far, of a run that has one after every layer."""
+        """How many classifiers there are so far, where a run has one after every layer."""
         return 0
 
     def stored(self) -> dict[str, Any]:
@@ -132,12 +132,12 @@ class Run(ABC, Generic[M]):
         vars(self).update(kept)
 
     def agree(self, more: Mapping[str, Any]) -> None:
-        """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
+        """Add to the opening what a run around this one agrees on, before anything is asked."""
         assert len(self.chain) == 1
         self.chain = Chain([Block({"opening": {**self.chain.opening, **more}})])
 
     def add(self, block: Block) -> Block:
-        """Add a block to the model; the one given back, as the clients have it, counts from here on."""
+        """Add a block to the model. Use the one that is returned, which is the clients' version of it."""
         judge = JUDGE.get()
         found = block if judge is None else judge(self, block)
         self.chain.append(found)
@@ -178,7 +178,7 @@ class Run(ABC, Generic[M]):
         position: int | None = None,
         **more: Any,
     ) -> None:
-        """Enter the exchange that was asked for last.
+        """Add the last exchange to the history.
 
         kind and step are the request's unless history should call it otherwise; position is the length of
         the chain that clients now have.
@@ -313,14 +313,14 @@ class Method(ABC, Generic[M]):
         return {}
 
     def check_source(self, source: Extractor | None) -> None:
-        """Refuse features of images by a backbone (None: of no images) that this method cannot take."""
+        """Refuse image features of a backbone that this method cannot use; None: no image features."""
 
     def largest_side(self, spec: Spec) -> int:
         """The longest side of a square matrix that a client may make; an engine plans its memory by it."""
         return spec.features
 
     def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
-        """Numbers that each client is likely to send, beside AFL's sums, and to be sent; zero: not known."""
+        """How many numbers a client sends besides AFL's sums, and receives; zero where it is not known."""
         return 0, 0
 
     @property
@@ -329,15 +329,15 @@ class Method(ABC, Generic[M]):
         return False
 
     def afforded(self, spec: Spec) -> Method[M]:
-        """This method with limits of time and memory turned into sizes, where it has such limits."""
+        """This method, with any limits of time and memory turned into sizes."""
         return self
 
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:
-        """What is tried, for so many rows in all, where something is to be chosen; the cheapest first."""
+        """The candidates for so many rows in all, the cheapest first; itself if nothing is to be chosen."""
         return (self,)
 
     def scaled(self, share: float) -> Method[M]:
-        """This candidate as it is tried on a share of the rows: smaller, where it knows how."""
+        """This candidate as it is tried on a share of the rows: a smaller one, if it can be."""
         return self
 
     def fit(

@@ -45,7 +45,7 @@ class Workspace:
         self._within: dict[str, dict[str, Array]] = {}
 
     def within(self, name: str) -> Workspace:
-        """A workspace whose sums are apart from those of others; scratch arrays are the same."""
+        """A workspace with sums of its own and the same scratch arrays."""
         inner = Workspace()
         inner._buffers = self._buffers
         inner._sums = self._within.setdefault(name, {})
@@ -61,7 +61,7 @@ class Workspace:
         return view
 
     def sums(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
-        """An array for a term: zeroed when its shape is new, so that an unused lower triangle stays zero."""
+        """An array for a term. It is zeroed when first made, so that an unused lower triangle stays zero."""
         array = self._sums.get(name)
         if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
             array = self._sums[name] = np.zeros(shape, dtype=dtype)

@@ -170,7 +170,7 @@ class Recipe(Generic[M]):
         return model
 
     def note(self) -> dict[str, Any]:
-        """The recipe as JSON values; refused, by name, where it holds more than parameters."""
+        """The recipe as JSON values. A method that needs more than parameters is refused by name."""
         method = self.method
         if isinstance(getattr(method, "method", None), Method):
             raise DataError(
@@ -203,7 +203,7 @@ class Recipe(Generic[M]):
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate, and how it did on the rows held out.
+    """A candidate, and its result on the rows held out.
 
     layers: of a candidate with layers, the best number; trained: how many it was tried with. errors: share of
     mistakes, None for targets. loss: mean squared error. rows: held out in all. exchanges, numbers: what its
@@ -320,7 +320,7 @@ class StagedRun(Run[M]):
         return model
 
     def described(self, model: Any) -> Any:
-        """A model of the stage under way, which takes raw rows where a schema prepares them."""
+        """A model of this stage, made to take raw rows where a schema describes them."""
         model.labels = self.spec.labels
         if self.recipe.schema is not None:
             arrays = {} if self.prepared is None else self.prepared.arrays
@@ -345,7 +345,7 @@ class StagedRun(Run[M]):
         self.threads = 1 if few else None
 
     def opened(self, run: Run[M], part: Part | None = None) -> Run[M]:
-        """A run that knows what rows are like: schema and part in its opening, the preparation after it."""
+        """The run, told about its rows: schema and part in its opening, then the preparation as a block."""
         recipe = self.recipe
         more: dict[str, Any] = {} if recipe.schema is None else {"schema": recipe.schema.to_note()}
         if (chosen := part or recipe.part) is not None:
@@ -463,7 +463,7 @@ def expected_training(whole: StagedRun[Any]) -> int:
 
 
 def scores_in(history: Sequence[Record]) -> list[Any] | None:
-    """Means and spread of the last model's scores, where its method knows them."""
+    """Means and spread of the last model's scores; None if its method does not record them."""
     found: list[Any] | None = history[-1].metrics.get(SCORES) if history else None
     return found
 

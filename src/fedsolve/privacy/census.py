@@ -65,7 +65,7 @@ class Limits:
 
     @property
     def enough(self) -> int:
-        """The sum of capped counts from which a cell takes part."""
+        """The least sum of capped counts with which a cell takes part."""
         return self.fewest_rows * (1 + self.colluders)
 
     @property
@@ -79,7 +79,7 @@ OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf, epsi
 
 @dataclass(frozen=True)
 class CensusStage:
-    """One sum of a census: which, in which run, after which history, of which classes, and by which limits.
+    """One sum of a census: its name, run, earlier history, classes and limits.
 
     columns: indicators that pairs are counted of. labels: several a row, indicators too, after the features.
     """
@@ -115,7 +115,7 @@ class CensusStage:
         return stage
 
     def layout(self, features: int, outputs: int) -> Layout:
-        """What stands where in the sum."""
+        """The layout of the sum."""
         features += self.labels
         targets = outputs if self.classes is None and not self.labels else 0
         labels = labels_from_note(self.classes)
@@ -161,7 +161,7 @@ def cell_counts(codes: Array, hashes: Array, classes: int) -> Array:
 
 
 def folds_carried(cells: Array, limits: Limits) -> Array:
-    """(classes,) of how many folds the rows of a class are: the most with enough rows in each."""
+    """(classes,) the most folds that a class can be divided into with enough rows in each."""
     most = np.ones(len(cells), dtype=np.int64)
     for count in DIVISIONS:
         counted = cells[:, _STARTS[count] : _STARTS[count] + count]
@@ -254,5 +254,5 @@ def crowded(values: Array, pairs: Array) -> Array:
 
 
 def fold_of(hashes: Array, count: int) -> Array:
-    """The fold of each row, of so many."""
+    """The fold of each row, out of `count` folds."""
     return fold_numbers(hashes, count) if count > 1 else np.zeros(len(hashes), dtype=np.int64)

@@ -165,7 +165,7 @@ class Disclosure:
         return Term({"pairs": np.stack(tables)})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
-        """Take a stage of a census in; what the people at the site read about it."""
+        """Take a stage of a census in. Returns what the people at the site read about it."""
         history = stage.after(total)
         if history != self.account.history:
             self._follow(stage)
@@ -194,7 +194,7 @@ class Disclosure:
         return f"{said}; told so far: {self.told:.0%}"
 
     def settle(self, run: str) -> None:
-        """Note that this site helps to open a sum of a run: what it rests on is final."""
+        """Note that this site helps to open a sum of a run, which makes the account it rests on final."""
         if self.run == run and self._now is not self.account:
             self._now = self.account
             self._save()
@@ -383,7 +383,7 @@ class Disclosure:
             self.check_opening(chain.opening)
 
     def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
-        """What an answer adds to all that was told, in words; refused where a rule forbids it."""
+        """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
         blocks = chain.blocks if request.position else []
         divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
         warning = self.check_products(layout, divided)
@@ -413,7 +413,7 @@ class Disclosure:
     # -- products ----------------------------------------------------------------------------------
 
     def check_opening(self, opening: Mapping[str, Any]) -> None:
-        """Refuse a run that tells rows apart by what no census counted."""
+        """Refuse a run whose classes or labels no census counted."""
         if self.limits.off:
             return
         if opening.get("classes") is not None and self._classes is None:
@@ -492,7 +492,7 @@ class Disclosure:
         return self.told
 
     def rounded_otherwise(self, term: Term, layout: Layout) -> str | None:
-        """An array that is asked for in one limb in other steps than before; None where none is.
+        """An array that is asked for in one limb with another step than before; None if there is none.
 
         Every site rounds its own numbers, and says where they are too large for one limb: in many steps, both
         would narrow down what each of them has. Whatever the question is called, the same numbers have one.
@@ -505,7 +505,7 @@ class Disclosure:
         return None
 
     def too_large(self, array: Array) -> None:
-        """Enter that these numbers are too large for one limb: they are told in two."""
+        """Note that these numbers are too large for one limb, so that they are told in two."""
         self._steps[_content(array)] = _TWO_LIMBS
         self._save()
 
@@ -513,7 +513,7 @@ class Disclosure:
 
     @property
     def classes(self) -> Array | None:
-        """Those of the census of this run."""
+        """The classes of this run's census; None if it has none."""
         return labels_from_note(self._classes)
 
     def _fresh(self, data: ClientData, stage: CensusStage) -> tuple[Array, int, Array]:
@@ -531,7 +531,7 @@ class Disclosure:
         return np.where(known[place] == digests, place, -1)
 
     def _hashes(self, data: ClientData) -> Array:
-        """By which rows have folds; in one process, where nobody is hidden, those of plain runs."""
+        """The hashes that decide rows' folds; in one process, where nobody is hidden, those of plain runs."""
         return data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
 
     def _save(self) -> None:

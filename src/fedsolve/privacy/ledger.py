@@ -206,11 +206,11 @@ class Ledger:
 
     @property
     def secrets(self) -> bytes | None:
-        """What was kept last, in a folder."""
+        """What `keep` wrote last; None without a folder."""
         return self._shelf.read("client")
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
-        """What is known of a key, and entered now where nothing is."""
+        """What is known of a key; these values are entered if nothing is."""
         if key not in self._facts[kind]:
             self._append({kind: [key, *values]})
             self._facts[kind][key] = list(values)
@@ -269,7 +269,7 @@ def _next(digest: str, line: bytes) -> str:
 
 
 def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
-    """Refuse a second cohort for a request: the difference of the two totals is about few."""
+    """Refuse a second cohort for a request: the two totals would differ by a few sites' terms."""
     for before in opened:
         if before.request == new.request and before.cohort != new.cohort:
             raise CohortError(
@@ -295,7 +295,7 @@ def groups_of_three(opened: Sequence[Opening], new: Opening) -> None:
 
 
 def one_chain(seen: Sequence[Opening], told: Sequence[Opening]) -> None:
-    """Refuse a list of a run's totals that does not go on from the one seen last.
+    """Refuse a list of a run's totals that does not continue the one seen last.
 
     More than half of the members open each total, so two lists that part cannot both be gone on with.
     """

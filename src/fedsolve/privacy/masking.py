@@ -193,7 +193,7 @@ class Client:
 
     @cached_property
     def _view(self) -> str:
-        """SHA-256 over the names of all members and the keys of those whom all are shown."""
+        """SHA-256 over all members' names and, without a graph, their keys."""
         state = hashlib.sha256(notes.purpose("members", list(self.members)))
         for name in () if self.setup.degree else sorted(self._near):
             state.update(hashlib.sha256(self._near[name].signed_bytes(self.setup)).digest())
@@ -324,7 +324,7 @@ class Client:
 
     @classmethod
     def load(cls, data: bytes, sign: Sign, verify: Verify, **settings: Any) -> Client:
-        """The client that `save` described; settings as at its making."""
+        """The client that `save` described, with the settings it was made with."""
         arrays, note = from_bytes(data, what="this client's secrets", error=ModelFileError)
         with undamaged("the file of this client's secrets", "It must sit this run out."):
             kept = from_parts(arrays, note["secure_client"])

@@ -70,7 +70,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """What stands where in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name."""
+    """The order in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name."""
 
     fields: tuple[Field, ...]
     counts: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Layout:
 
     @classmethod
     def from_note(cls, note: Any) -> Layout:
-        """The layout of `note`; anything that is none is refused."""
+        """The layout that `note` described; anything else is refused."""
         with explained("the layout of this sum is damaged", error=TermError):
             fields = [
                 Field(str(name), tuple(map(int, shape)), bool(symmetric), None if e is None else int(e))
@@ -286,7 +286,7 @@ def _decode_wide(low: Array, high: Array, name: str) -> Array:
 
 
 def _in_range(limbs: Array, name: str, fraction: Any = 0) -> Array:
-    """Signed limbs; refused where no sum of terms in range could have given them, or they are not whole."""
+    """Signed limbs; refused if they are not whole, or beyond any sum of terms in range."""
     steps: Array = limbs.view(np.int64)
     # Rounding adds at most one half per term to the bound that each term obeys.
     most = (1 << HEADROOM_BITS) + (1 << 32)

@@ -59,7 +59,7 @@ _SLACK = 1 << 20  # bytes that a reply may take besides its numbers
 
 
 class _OneLimbFailed(Exception):
-    """One limb does not do for these arrays: a term is too large for it, or the total too small."""
+    """One limb is not enough for these arrays: a term is too large for it, or the total too small."""
 
 
 class SecureFederation(Federation):
@@ -127,7 +127,7 @@ class SecureFederation(Federation):
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Who is asked: everybody at first, then those of the run's first sum."""
+        """Who is asked: everybody at first, later those of the run's last sum."""
         return self._course.cohort or self.federation.clients
 
     def describe(self) -> Spec:
@@ -192,7 +192,7 @@ class SecureFederation(Federation):
         return total
 
     def _enter(self, request: Request, chain: Chain) -> dict[str, Any]:
-        """Bring the run to this request; what the clients agree to it with, where they check questions."""
+        """Bring the run to this request. Returns the clients' signed agreement, if they check questions."""
         present = self.federation.clients
         if (gone := set(self._course.cohort or ()) - set(present)) and not self.changing:
             raise departed(gone, present)
@@ -264,7 +264,7 @@ class SecureFederation(Federation):
     def _opened(
         self, asked: Asked, request: Request, chain: Chain, witnessed: bool
     ) -> tuple[MaskedSum, CohortReport, dict[str, tuple[str, str]]]:
-        """A sum that can be opened, who took part, and signed fingerprints of its terms where witnessed."""
+        """A sum that can be opened, who took part, and, if witnessed, signed fingerprints of its terms."""
         report = CohortReport.of(request, asked.cohort)
         for name in list(report.absent):
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
@@ -304,7 +304,7 @@ class SecureFederation(Federation):
     def _census_letter(
         self, request: Request, about: dict[str, Any], evidence: Evidence, total: Term, report: CohortReport
     ) -> bytes:
-        """What shows a stage of the census; of many clients, some check it, and the others believe them."""
+        """The proof of a stage of the census. Of many clients, some check it and the others trust them."""
         setup, everybody, sent = evidence.setup, evidence.survivors, {"request": encode_request(request)}
         arrays, shows = evidence.parts()
         told = notes.pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
@@ -532,7 +532,7 @@ class SecureFederation(Federation):
         return server
 
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
-        """The setup with neighbours on a circle, where clients are many and nobody may drop out of a sum."""
+        """The setup, with neighbours on a circle if there are many clients and none may drop out of a sum."""
         if len(names) < SPARSE_FROM or self.changing:
             return setup
         degree, threshold = degree_for(len(names), self.colluders, math.ceil(_DROPOUTS * len(names)))
@@ -591,7 +591,7 @@ class SecureFederation(Federation):
 
 
 def _seeded(method: Any, seed: int) -> Any:
-    """The method with this seed, in it or in the method that goes on from something given."""
+    """The method with this seed, set in it or in the method inside it."""
     inner = getattr(method, "method", None)
     changed = {"seed": seed} if inner is None else {"method": _seeded(inner, seed)}
     return dataclasses.replace(method, **changed)

@@ -51,7 +51,7 @@ CENSUS = "census"
 
 @dataclass(frozen=True)
 class Sent:
-    """Something that leaves a client, for the people there: which reply, in words, its bytes, the request."""
+    """Something that leaves a client, described for its people: kind, words, bytes and request."""
 
     what: str
     text: str
@@ -248,7 +248,7 @@ class SecureClient:
         return release.noised(term.on_host(), sites, self._random)
 
     def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
-        """Refuse what this run may not ask for any more, before anything is computed."""
+        """Refuse a question beyond this run's limits, before anything is computed."""
         answers, sent = self.ledger.answered(run)
         size = 8 * (2 * layout.wide + layout.narrow)
         policy.check_statistics(part.name for part in layout.fields)
@@ -284,7 +284,7 @@ class SecureClient:
         return stage
 
     def _check_census(self, stage: CensusStage, layout: Layout, cohort: Sequence[str]) -> None:
-        """Refuse to count rows for what this site would refuse afterwards."""
+        """Refuse to count rows for a run that this site would refuse afterwards."""
         data, labels = self.participant.data, self.participant.data.own_labels()
         if layout != stage.layout(data.width, 1 if labels.ndim == 1 else int(labels.shape[1])):
             raise TermError("the census is asked for in another layout than its own.")
@@ -311,7 +311,7 @@ class SecureClient:
         return account.history
 
     def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
-        """Take rows in as a stage of the census says that was opened."""
+        """Take rows in, as an opened stage of the census says."""
         request = decode_request(notes.raw(arrays, "request"))
         digest, stage = request_digest(request), self._stage(request)
         if signed := note.get("signatures"):  # others have seen the evidence
@@ -406,7 +406,7 @@ class SecureClient:
     def _evidence(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
     ) -> tuple[Evidence, Term]:
-        """What shows a total of a question that this client answered itself, and the total."""
+        """The evidence for a total of a question that this client answered, and the total."""
         about = _about_evidence(note)
         place, evidence = notes.text(about, "place"), Evidence.from_parts(arrays, about)
         context = context_of(notes.text(about, "request"), evidence.layout, census)
@@ -420,7 +420,7 @@ def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _noisy(kind: str) -> bool:
-    """Whether answers of this kind have noise. A census has none, and needs no method's file to say so."""
+    """Whether answers of this kind have noise. A census never has, whatever methods are imported."""
     return kind != CENSUS and kind_of(kind).releases is not None
 
 
@@ -449,7 +449,7 @@ def openings_of(note: Mapping[str, Any], run: str) -> list[Opening]:
 
 
 def request_note(request: Request) -> dict[str, Any]:
-    """What a person needs to judge a question: what it asks, and what its arrays and blocks are."""
+    """What a person needs to judge a question: its kind and note, and a summary of arrays and blocks."""
 
     def described(arrays: Mapping[str, Array]) -> dict[str, Any]:
         return {
@@ -490,7 +490,7 @@ def check_method(chain: Chain) -> type:
 
 
 def completed(term: Term, layout: Layout) -> Term:
-    """The term with zeros for what it lacks of the layout: an answer may not show who has nothing to add."""
+    """The term, with zeros for arrays it lacks: an answer may not show who has nothing to add."""
     strangers = {*term.arrays} - {field.name for field in layout.fields} | {*term.counts} - {*layout.counts}
     if strangers:
         raise TermError(f"the answer has {sorted(strangers)}, which the layout of this sum has not.")

@@ -65,7 +65,7 @@ a gradient where the first coefficients are the last. The root of a curvature is
 
 
 class KnownTotals:
-    """The sizes of the totals of a run: what exponents and the required accuracy follow from.
+    """The sizes of a run's totals, from which exponents and the required accuracy follow.
 
     additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
         run among others has the name of that run before its own.
@@ -111,7 +111,7 @@ class KnownTotals:
         return {n: e for n, e in found.items() if e is not None and n not in self.given_up}
 
     def _largest_of(self, name: str, shape: tuple[int, ...]) -> float:
-        """The largest number that arrays of this name and shape have had, whichever member asked for them."""
+        """The largest number in any total of this array's name and shape, of whichever member."""
         own = name.rpartition(".")[2]
         peaks = [
             peak for (n, s), (_, peak) in self._sizes.items() if s == shape and n.rpartition(".")[2] == own
@@ -158,7 +158,7 @@ def _largest(array: Array) -> float:
 
 
 class MadeUpClient:
-    """Answers the requests of one run with made-up rows; its answers have the shapes of everybody's."""
+    """Answers the requests of a run with made-up rows, so that the shapes of answers are known."""
 
     def __init__(self, describe: Callable[[], Spec]) -> None:
         self._describe = describe

@@ -69,13 +69,13 @@ class WordSum(RingVector):
             self.carries[part] += self.limbs[part] < other.limbs[part]
 
     def in_ring(self) -> RingVector:
-        """The sum in the ring: what wrapped around in a lower limb counts in its upper one."""
+        """The sum in the ring: carries of lower limbs are added to the upper ones."""
         vector = self.copy()
         np.add(vector.high, self.carries[: self.wide], out=vector.high)
         return vector
 
     def digest(self, opening: str) -> str:
-        """SHA-256 over the sum and what names its opening (`opening_digest`)."""
+        """SHA-256 over the sum and the digest of its opening (`opening_digest`)."""
         state = hashlib.sha256(notes.purpose("sum of masked terms", opening, self.wide))
         state.update(np.ascontiguousarray(self.limbs).data)
         state.update(np.ascontiguousarray(self.carries).data)
@@ -115,7 +115,7 @@ def fingerprint_message(opening: str, digest: str, name: str, value: str, bound:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that shows what the total of a slot is.
+    """Everything that proves what the total of a slot is.
 
     request: digest of the request that it answers. survivors, dropped: whose terms are in it, and who was
     asked besides. secrets: by name, a survivor's seed of its own mask, the key of who dropped out. signed: of
@@ -393,7 +393,7 @@ class MaskedSum:
 
     @cached_property
     def opening(self) -> str:
-        """What names the one opening of this sum, once it is closed."""
+        """The digest of this sum's one opening, once it is closed."""
         return notes.opening_digest(self._digest, self.survivors)
 
     def secrets(self) -> dict[str, bytes]:
@@ -419,7 +419,7 @@ class MaskedSum:
         return self.evidence("", Layout(()), {}).unmasked(self._digest, self._keys)
 
     def _helpers(self, name: str) -> tuple[int, ...]:
-        """The first holders of a member's shares who helped, by number, as many as must; else nobody."""
+        """The numbers of the first holders of a member's shares who helped; none if too few did."""
         threshold = self.question.setup.threshold
         numbers = (n for n, holder in enumerate(self._around[name], 1) if holder in self._openings)
         found = tuple(itertools.islice(numbers, threshold))
@@ -427,7 +427,7 @@ class MaskedSum:
 
 
 def _sent_by(sender: str, note: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
-    """What is in a note of this sender; one under another name is refused."""
+    """The contents of a note; one under another name than the sender's is refused."""
     arrays, fields = notes.unpack(note, message, setup)
     if (name := notes.text(fields, "name")) != sender:
         raise TermError(f"'{sender}' sent a note under the name '{name}'.")

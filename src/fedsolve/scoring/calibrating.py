@@ -66,7 +66,7 @@ _CLOSE = 1e-3
 
 
 class CalibrationRun(HeldOutRun):
-    """Losses until calibrations are found, then tallies."""
+    """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
 
     fewest = LEAST_ROWS
 
@@ -188,7 +188,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
 
 @step(TALLY, over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
-    """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
+    """The sums of an evaluation over rows held out, each scored by the model not trained on it."""
     whole: dict[str, Array] = {}
     count = 0
     for _, model, held in models_asked(request, memory):
@@ -286,7 +286,7 @@ class Search:
 
     @property
     def exchanges(self) -> int:
-        """How many lists are asked for in all."""
+        """How many lists of candidates are asked for in all."""
         return 1 if not self.biases else 3 if self.classes == 2 else 5
 
     def absorb(self, sums: Mapping[str, Array]) -> None:
@@ -355,7 +355,7 @@ def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> flo
 
 
 def search_for(recipe: Recipe[Any], spec: Spec, tried: int = 1) -> Search:
-    """What is fitted in a federation like this, of each label where a row has several."""
+    """The search for the calibration of this recipe; with several labels a row, of each label."""
     if spec.labels:  # each is a problem of two classes, its absence and its presence
         return Search(True, 2, tried)
     by_default = recipe.class_weight is not None or spec.outputs == 2
@@ -363,7 +363,7 @@ def search_for(recipe: Recipe[Any], spec: Spec, tried: int = 1) -> Search:
 
 
 def room(whole: StagedRun[Any]) -> float:
-    """Numbers that may be told for choice and training, beside those of a calibration; of a limited run."""
+    """How many numbers choice and training may tell, besides calibration, where a limit is set."""
     recipe, spec = whole.recipe, whole.spec
     assert recipe.told is not None
     if whole.history and whole.history[0].metrics.get(LARGEST, 0.0) < _DIVIDED:

@@ -22,7 +22,7 @@ _UNLEARNT = "The model has not learnt what it should; check columns, scales and 
 
 
 def caveats(model: Model) -> list[str]:
-    """What the model itself says against predicting with it."""
+    """The model's own warning about predicting with it, as a list."""
     return [] if model.caveat is None else [model.caveat]
 
 
@@ -73,7 +73,7 @@ def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = 
 
 
 def calibration_doubt(model: Model) -> list[str]:
-    """Where probabilities are far from what came true on the rows held out, and not by chance."""
+    """A warning if probabilities are further from the truth on rows held out than chance explains."""
     known = model.calibration
     error = None if known is None else known.metrics.get("ece")
     if known is None or error is None or error < max(MISCALIBRATED, 1.5 / max(1, known.rows) ** 0.5):
@@ -85,7 +85,7 @@ def calibration_doubt(model: Model) -> list[str]:
 
 
 def identifier_doubt(data: Table) -> list[str]:
-    """Columns of a plain table that number its rows rather than measure something."""
+    """A warning about columns of a plain table that number the rows instead of measuring something."""
     columns = [] if data.schema is None else data.schema.used
     names = [one.name for place, one in enumerate(columns) if numbers_the_rows(data.features[:, place])]
     if not names:

@@ -64,7 +64,7 @@ def evaluation_from(model: Model, total: Total) -> Found:
 
 
 def evaluation_of(model: Model, features: Any, labels: Any) -> Found:
-    """The same of rows that lie here."""
+    """The evaluation of rows in this process."""
     data = ClientData(features, labels, schema=model.schema if model.preparing is not None else None)
     return evaluation_from(model, Total(tally_term(sums_of(model, data), len(data)), ()))
 
@@ -84,7 +84,7 @@ def about(
     at: Mapping[str, Array] = {},
     **more: Any,
 ) -> Request:
-    """A question about a model, which goes with it; clients need not know a run.
+    """A question about a model that is sent along; clients need to know no run.
 
     at: further arrays, by the names that `with_prefix(request.arrays, "at.")` gives back. more: added to its
     note.
@@ -101,19 +101,19 @@ def about(
 
 
 def model_about(request: Request, memory: Memory) -> Model:
-    """The model that a question is about, where the client computes."""
+    """The model of a question, on the client's device."""
     own = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
     return model_from_contents(own, dict(request.note)).placed(memory.device)
 
 
 @step("tally", over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
-    """What an evaluation needs of this client's rows."""
+    """The sums of an evaluation over this client's rows."""
     return tally_term(sums_of(model_about(request, memory), data), len(data))
 
 
 def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
-    """What an evaluation needs of a client's rows, some of them at a time.
+    """The sums of an evaluation over a client's rows, some thousand at a time.
 
     Of several labels a row: the tally of each by itself, along a first axis, and `exact`, the rows of which
     every label is right.

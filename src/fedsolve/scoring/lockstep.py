@@ -63,7 +63,7 @@ def joined(
 
 
 def alike(asked: Mapping[str, tuple[Run[Any], Request]]) -> dict[str, str]:
-    """For every member the first one that asks for the same: sums of the same rows before anything else."""
+    """For every member, the first member with the same question: the same first sums over the same rows."""
     first: dict[str, str] = {}
     found = {}
     for name, (run, request) in asked.items():
@@ -74,7 +74,7 @@ def alike(asked: Mapping[str, tuple[Run[Any], Request]]) -> dict[str, str]:
 
 
 def share_of(total: Total, name: str) -> Total:
-    """What a total says of one member."""
+    """One member's share of a total."""
     term, prefix = total.term, f"{name}."
     own = Term(
         with_prefix(term.arrays, prefix),
@@ -85,7 +85,7 @@ def share_of(total: Total, name: str) -> Total:
 
 
 def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Note and arrays that ask about models, each on a part of the rows."""
+    """Note and arrays of a question about models, each on a part of the rows."""
     notes: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     for name, (model, part) in models.items():
@@ -139,7 +139,7 @@ class HeldOutRun(Run[Any]):
 
 @dataclass
 class _Known:
-    """What a client knows of the members of a run: their chains so far, and what their steps keep."""
+    """What a client knows of a run's members: their chains so far, and what their steps keep."""
 
     digest: str = ""
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -199,7 +199,7 @@ def answer_members(data: ClientData, request: Request, memory: Memory) -> Term:
 
 
 def enter_term(whole: Term, name: str, term: Term) -> None:
-    """Put a member's term into that of all, under its name."""
+    """Add a member's term, under its name, to the term of all."""
     whole.arrays |= {f"{name}.{key}": array for key, array in term.arrays.items()}
     whole.counts |= {f"{name}.{key}": count for key, count in term.counts.items()}
     whole.factors |= {f"{name}.{key}": factor for key, factor in term.factors.items()}

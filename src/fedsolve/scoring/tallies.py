@@ -54,7 +54,7 @@ def logit_histogram(probabilities: Array, members: Array, bins: int, coarse: boo
 
 
 def area(histogram: Array) -> tuple[Array, Array]:
-    """Area under the ROC curve of (..., 2, bins), and how far from it that of the rows themselves can be.
+    """Area under the ROC curve of (..., 2, bins), and how far the exact area can be from it.
 
     Within a bin the order of the rows is not known: pairs in one bin count half, and the bound is what they
     could add or take away. NaN where a class has no rows, or nothing else has.
@@ -71,7 +71,7 @@ def area(histogram: Array) -> tuple[Array, Array]:
 
 
 def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
-    """The 95 % interval of a share of rows, which has a width also where the share is nothing or all."""
+    """The 95 % interval of a share of rows; it has a width even if the share is 0 or 1."""
     rows = np.maximum(whole, 1)
     share, noise = part / rows, NORMAL**2 / rows
     middle = (share + noise / 2) / (1 + noise)
@@ -80,7 +80,7 @@ def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
 
 
 def resampled(counts: Array, draws: int = DRAWS) -> Array:
-    """Counts as other rows of the same kind might have given: (draws, *counts.shape), of the same total.
+    """Counts that other rows of the same kind might have given: (draws, *counts.shape), with the same total.
 
     The draws depend on the counts alone, so equal sums have equal intervals.
     """
@@ -108,7 +108,7 @@ Tally = dict[str, Array]
 
 
 def empty_tally(classes: int) -> Tally:
-    """The tally of no rows; histograms have fewer bins where there are many classes, each with its own."""
+    """The tally of no rows. Each class has a histogram, with fewer bins if there are many classes."""
     bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
     return {
         "confusion": np.zeros((classes, classes), dtype=np.int64),
@@ -119,7 +119,7 @@ def empty_tally(classes: int) -> Tally:
 
 
 def truth_of(model: Model, labels: Array) -> Array:
-    """Labels as a model's answers are: positions of classes (rows,), 0 and 1 (rows, labels), or targets."""
+    """Labels in the form of a model's answers: positions (rows,), 0 and 1 (rows, labels), or targets."""
     labels = model.truths(labels)
     if model.judged is not None:
         return encode_labels(labels, model.judged)
@@ -160,14 +160,14 @@ def tally(
 
 
 def tally_term(sums: Tally, rows: int) -> Term:
-    """Sums of an evaluation as clients send them: numbers of rows in half the bytes where that loses none."""
+    """Sums of an evaluation as clients send them; counts of rows take half the bytes where that is exact."""
     narrow = np.float32 if rows < 2**24 else np.float64
     counts = {name: sums[name].astype(narrow) for name in _WHOLE if name in sums}
     return Term({**sums, **counts}, {"rows": rows})
 
 
 def tally_from(arrays: Tally) -> Tally:
-    """Sums of an evaluation from a total; rows are whole again, also after a sum in a ring."""
+    """Sums of an evaluation from a total, with counts of rows rounded to whole numbers again."""
     whole = {name: np.rint(arrays[name]).astype(np.int64) for name in _WHOLE if name in arrays}
     if "reliability" in arrays:
         reliability = whole["reliability"] = arrays["reliability"].copy()

@@ -65,7 +65,7 @@ class Dialect:
 
     @cached_property
     def signs(self) -> tuple[str, str]:
-        """Before fractions, and between groups; those of 1234.5 where they are not known."""
+        """The signs before fractions and between groups; those of 1234.5 where they are not known."""
         return self.decimal.replace("auto", "."), self.thousands.replace("auto", "")
 
     def plain(self, cell: str) -> str:
@@ -89,7 +89,7 @@ class Dialect:
         return f"{before}{text}{after}"
 
     def found(self, cells: Iterable[str], delimiter: str) -> Dialect:
-        """The signs that make most of these cells numbers. Refused if two readings fit equally well."""
+        """The dialect that makes most of these cells numbers; refused if two fit equally well."""
         known = (self.decimal, self.thousands)
         if "auto" not in known:
             return self
@@ -125,7 +125,7 @@ class Dialect:
         return None if found is None else found[0]
 
     def doubtful(self, cells: Iterable[str]) -> str | None:
-        """A cell of a column whose groups may be fractions: all its numbers have one, of three digits."""
+        """A cell of a column whose groups may be fractions: all its numbers have one group; else None."""
         found = [cell for cell in cells if self.value(cell) is not None]
         one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(self.signs[1])}\d{{3}}")
         return found[0] if found and all(map(one.fullmatch, found)) else None

@@ -123,7 +123,7 @@ def column_array(values: Any) -> Array:
 
 @dataclass
 class _Noticed:
-    """Cells of a column: how many, and the first of them in words."""
+    """Some cells of a column: their number, and the first few as text."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -329,7 +329,7 @@ def _direct(column: Column, cells: Any) -> Array | None:
 
 
 def coded_cells(cells: Any) -> tuple[Array, list[Any]]:
-    """The cells as positions in a list of their different values, -1 where null; and this list."""
+    """The cells as positions in a list of distinct values, -1 where null; and that list."""
     if hasattr(cells, "null_count"):
         if not hasattr(cells, "indices"):
             cells = cells.dictionary_encode()
@@ -399,7 +399,7 @@ def _reader(column: Column) -> Callable[[Any], float]:
 
 
 def moment_in(text: str, format_: str | None) -> datetime | None:
-    """The time that a text tells, in this format or ISO 8601; None where it tells none."""
+    """The time in a text of this format, or of ISO 8601 if that is None; None if it is no time."""
     try:
         return datetime.fromisoformat(text) if format_ is None else datetime.strptime(text, format_)
     except ValueError:

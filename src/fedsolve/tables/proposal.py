@@ -197,7 +197,7 @@ def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
 
 
 def merged(proposals: Mapping[str, Schema]) -> Schema:
-    """One schema, without classes, of what several sites propose, by name.
+    """One schema, without classes, from the proposals of several sites, by name.
 
     A column that all sites have is used where half of them or more would use it, all of those for the same
     kind, and none takes it for an identifier; of all others it is said why they are left out.
@@ -227,7 +227,7 @@ def alone(proposal: Schema) -> Schema:
 
 
 def _merged(name: str, found: Mapping[str, Column | None]) -> Column:
-    """One column of several sites', by site."""
+    """One column from what several sites propose, by site."""
     there = [column for column in found.values() if column is not None]
     if any(column.kind == "identifier" for column in there):
         return Column(name, "identifier", remark="unused: an identifier")
@@ -338,7 +338,7 @@ def _all_numbers(file: TableFile, names: list[str]) -> bool:
 
 
 def _is_plain(column: Column) -> bool:
-    """Whether a proposed column of numbers is learnt from as it is, and nothing is to be told of it.
+    """Whether a proposed column is used just as it is, with nothing to tell about it.
 
     A constant does no harm.
     """
@@ -426,7 +426,7 @@ def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
 
 @dataclass
 class _Look:
-    """What a column holds: the different cells that are there, in order, and how often each is.
+    """What a column holds: its distinct cells that are not missing, sorted, with their counts.
 
     absent: texts that stand for a missing value here, other than the usual ones. signs: around its numbers.
     """
@@ -558,7 +558,7 @@ def _is_identifier(look: _Look) -> bool:
 
 
 def numbers_the_rows(values: Array) -> bool:
-    """Whether these are running numbers: whole, nearly all different and close together, and no years.
+    """Whether these number the rows: whole, nearly all different, close together, and no years.
 
     Amounts of money may be all different, too, but they lie far apart.
     """
@@ -595,7 +595,7 @@ def _as_numbers(look: _Look, texts: Array) -> _Look | None:
 
 
 def _few_strangers(look: _Look, others: Collection[str]) -> bool:
-    """Whether so few of these cells are no words for missing that they may be taken for some.
+    """Whether few enough of these cells are unknown words, so that all may count as missing.
 
     Words without a digit may be more: they are no values that were written otherwise.
     """
@@ -613,7 +613,7 @@ def _sentinels(counts: Mapping[float, int]) -> list[str]:
 
 
 def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:
-    """Whether values and labels go together one by one, in more rows than chance would explain."""
+    """Whether each value goes with one label and each label with one value, too often to be chance."""
     values, classes = ({pair[side] for pair in pairs} for side in (0, 1))
     if not len(pairs) == len(values) == len(classes) > 1:
         return False

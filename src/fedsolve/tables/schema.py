@@ -168,7 +168,7 @@ class Column:
         return ()
 
     def day(self, number: float) -> str | None:
-        """The date that a number of a date's column stands for; None for NaN."""
+        """The date that a number of a date column means; None for NaN."""
         if math.isnan(number):
             return None
         ordinal = _EPOCH.toordinal() + round(self.reference + self.scale * number)
@@ -176,7 +176,7 @@ class Column:
 
     @property
     def counted(self) -> str:
-        """What numbers of a date's column count."""
+        """The unit and the origin of a date column's numbers, such as years since a day."""
         spans = {DAYS_A_YEAR: "years", 1.0: "days"}
         return f"{spans.get(self.scale, f'units of {self.scale:g} days')} since {self.day(0)}"
 
@@ -305,7 +305,7 @@ class Schema:
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns of what is learnt: that of the label, or those of several."""
+        """The label column, or the columns of several labels."""
         return self.labels or (() if self.label is None else (self.label,))
 
     @property
@@ -331,7 +331,7 @@ class Schema:
         return {column.name: column.backbone for column in self.used if column.backbone is not None}
 
     def moved(self, address: str | None) -> Schema:
-        """The same schema where the backbone of its text columns lies elsewhere; as it is for None."""
+        """The schema with another address for the backbone of its text columns; unchanged for None."""
         if address is None:
             return self
         if not self.backbones:
@@ -350,7 +350,7 @@ class Schema:
         label: str | None = None,
         labels: tuple[str, ...] = (),
     ) -> Schema | None:
-        """The schema of plain numbers in columns of these names; None where the names tell nothing apart.
+        """The schema of plain numbers in columns with these names; None if names are missing or repeated.
 
         classes: of the labels; None for a regression.
         """
@@ -369,7 +369,7 @@ class Schema:
         return class_list(self.classes) if self.classes else None
 
     def places(self, *kinds: str) -> list[tuple[int, Column]]:
-        """Where the first feature of every column of these kinds stands."""
+        """The position of the first feature of every column of these kinds."""
         found, place = [], 0
         for column in self.used:
             if column.kind in kinds:

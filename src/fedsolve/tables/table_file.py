@@ -235,7 +235,7 @@ class TableFile:
             return ParquetFile(open(self.path, "rb"))
 
     def faults(self) -> Faults:
-        """Takes the faults of this csv file, named by their lines; those of another length are in it."""
+        """Takes this csv file's faults, named by line. Lines of another length are among them already."""
         width, lines, uneven = len(self.names), [], []
         with self._source.lines(self.dialect.encoding) as text:
             reader = csv.reader(text, delimiter=self._delimiter)
@@ -338,7 +338,7 @@ class TableFile:
 
 
 def sound_parquet(path: str | Path) -> AbstractContextManager[None]:
-    """A block that reads a parquet file; damage is told by the file's name."""
+    """A block that reads a parquet file; errors name the file."""
     from pyarrow import ArrowException
 
     return reading(path, "a parquet file", ArrowException)
@@ -448,7 +448,7 @@ def _file_table(
 
 
 def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
-    """A column that must be filled: with a schema spelled as categories are, else as the file has it."""
+    """A column without missing cells; spelled like categories if a schema describes it, else as it is."""
     values = np.asarray(cells.column(name).to_numpy())
     if not described and values.dtype.kind in "iufb":
         faults.empty(name, np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else ())
