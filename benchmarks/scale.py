@@ -122,17 +122,19 @@ def machines(
 
     def add(scaling: str, number: int, clients: int, methods: tuple[str, ...] = keys) -> None:
         given = {"scaling": scaling, "workers": number, "clients": clients, **size}
-        found = _apart("machines", methods=methods, **given)
-        lines.extend(given | line for line in found["lines"])
+        lines.extend(given | line for line in _apart("machines", methods=methods, **given)["lines"])
+        if (scaling, number) == ("strong", most):  # as many rows for each worker as at the most workers
+            lines.extend([line | {"scaling": "weak"} for line in lines if line["scaling"] == "strong"])
         for line in lines:
             line["efficiency"] = _efficiency(line, lines)
         _store(lines, json_path)
 
     add("local", most, count)
-    for number in usable:
+    for number in sorted(usable, reverse=True):
         add("cores", number, 0, ("products",))
         add("strong", number, count)
-        add("weak", number, max(1, count * number // most))
+        if number < most:
+            add("weak", number, max(1, count * number // most))
     if kill and "deepafl" in keys:
         add("killed", most, count, ("deepafl",))
     lines.sort(key=lambda line: (line["method"], line["scaling"], line["workers"]))

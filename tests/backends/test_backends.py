@@ -492,12 +492,14 @@ def test_secure_sums_take_each_client_by_itself(device):
     assert here.history[0].error_bounds == there.history[0].error_bounds
 
 
+@pytest.mark.parametrize("columns", [1, 7])
 @pytest.mark.parametrize("device", ["cpu", *DEVICES])
-def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, monkeypatch):
+def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, columns, monkeypatch):
     kernels, rng = kernels_on(device), np.random.default_rng(8)
-    hidden, weight = rng.standard_normal((300, 60)), 0.1 * rng.standard_normal((40, 7))
-    weight[:, 6] = weight[:, 5]  # a direction in which W vanishes
-    gram, residual = hidden.T @ hidden, hidden.T @ rng.standard_normal((300, 7))
+    hidden, weight = rng.standard_normal((300, 60)), 0.1 * rng.standard_normal((40, columns))
+    if columns > 1:
+        weight[:, -1] = weight[:, -2]  # a direction in which W vanishes
+    gram, residual = hidden.T @ hidden, hidden.T @ rng.standard_normal((300, columns))
 
     def solved(by_factors: bool, matrix: np.ndarray, ridge: float = 0.01) -> Any:
         monkeypatch.setattr(type(kernels), "prefers_shifts", lambda *sizes: by_factors)

@@ -83,10 +83,11 @@ class Kernels:
         """Rows of this width that a pass takes at a time; depends on nothing else."""
         return max(256, min(8192, _CHUNK_BYTES // (8 * width)))
 
-    def budget(self, granted: int) -> int:
+    def budget(self, granted: int, aside: int = 0) -> int:
         """Bytes that may be kept here between passes, of the host's memory or of the device's own.
 
-        granted: what the participant may keep in the host's memory.
+        granted: what the participant may keep in the host's memory. aside: what a server that computes on the
+        same device needs there.
         """
         return granted
 

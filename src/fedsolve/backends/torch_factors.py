@@ -96,7 +96,8 @@ class BlockFactors:
 
     def solve(self, right: Any) -> Any:
         """Column j solved by system j: (width, count)."""
-        values = right.T[:, :, None].contiguous()
+        # A copy also of a single column, which is contiguous as it is.
+        values = right.T[:, :, None].clone(memory_format=torch.contiguous_format)
         for span, inverse in zip(self._spans, self._inverses, strict=True):
             before = slice(0, span.start)
             if span.start:

@@ -88,12 +88,12 @@ class TorchKernels(Kernels):
     def chunk_rows(self, width: int) -> int:
         return max(1024, (_DEVICE_CHUNK if self._cuda else _HOST_CHUNK) // (8 * width))
 
-    def budget(self, granted: int) -> int:
+    def budget(self, granted: int, aside: int = 0) -> int:
         if not self._cuda:
             return granted
         free, _ = torch.cuda.mem_get_info(self._place)
         reserved = torch.cuda.memory_reserved(self._place) - torch.cuda.memory_allocated(self._place)
-        return int(_SHARE * (free + reserved))
+        return int(_SHARE * (free + reserved)) - aside
 
     def threads(self, width: int) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -29,7 +29,13 @@ from fedsolve.closedform.landmarks import (
     shared_kernel,
 )
 from fedsolve.closedform.projections import check_agreement
-from fedsolve.closedform.rbf import LandmarkFactors, LandmarkKernel, available_memory, check_memory
+from fedsolve.closedform.rbf import (
+    LandmarkFactors,
+    LandmarkKernel,
+    available_memory,
+    check_memory,
+    factor_bytes,
+)
 from fedsolve.closedform.solvers import gcv_ridge, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
     Accumulator,
@@ -352,6 +358,7 @@ class KernelBlocks:
     kernel: LandmarkKernel
     precision: np.dtype[Any]
     budget: int
+    aside: int
     kept: dict[int, Array] = field(default_factory=dict)
 
     def block(self, span: slice, workspace: Workspace) -> Array:
@@ -365,8 +372,8 @@ class KernelBlocks:
         if self.precision == np.float32:
             made[...] = here.array(made, np.float32)
         size = shape[0] * shape[1] * self.precision.itemsize
-        # On a device others keep theirs too: what is free there now decides.
-        if size <= min(self.budget, here.budget(self.budget)):
+        # On a device others keep theirs too, and the server its factors: what is free there now decides.
+        if size <= min(self.budget, here.budget(self.budget, self.aside)):
             self.budget -= size
             self.kept[span.start] = here.copy(here.array(made, self.precision))
         return made
@@ -384,7 +391,8 @@ def _near(rows: Rows, memory: Memory) -> KernelBlocks:
         check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
         kernel = shared_kernel(digest, landmarks, rows.kernels)
         precision, budget = np.dtype(parameters["precision"]), rows.kernels.budget(memory.budget)
-        made = KernelBlocks(rows, kernel, precision, budget)
+        aside = factor_bytes(len(kernel), opening["features"], opening["outputs"])
+        made = KernelBlocks(rows, kernel, precision, budget, aside)
         cached = memory.cache[KIND] = (digest, made)
     near: KernelBlocks = cached[1]
     return near
