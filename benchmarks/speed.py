@@ -91,10 +91,14 @@ def _timed(steps: Iterator[None], cores: int) -> tuple[float, float]:
     """Seconds of a round by the clock and of the processor."""
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(cores)
-    started = time.perf_counter(), time.process_time()
-    next(steps)
-    return time.perf_counter() - started[0], time.process_time() - started[1]
+    try:
+        started = time.perf_counter(), time.process_time()
+        next(steps)
+        return time.perf_counter() - started[0], time.process_time() - started[1]
+    finally:
+        torch.set_num_threads(before)
 
 
 def with_fedsolve(task: Task, workers: int) -> Iterator[None]:

@@ -244,6 +244,7 @@ def test_memory_sees_an_allocation() -> None:
 def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     describe: Callable[..., Any] = machine.describe
     monkeypatch.setattr(machine, "describe", lambda: describe(side=64))
+    monkeypatch.setattr(plans, "sustained_rates", lambda: machine.sustained_rates(0.01, side=64))
 
 
 @pytest.mark.slow
