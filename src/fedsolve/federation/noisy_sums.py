@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fedsolve.arrays import Array
@@ -187,7 +186,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     most = 1.0
     while delta_of(mu, most) > delta:
         most *= 2
-    return float(brentq(lambda epsilon: delta_of(mu, epsilon) - delta, 0.0, most, xtol=_PRECISE))
+    return _root(lambda epsilon: delta_of(mu, epsilon) - delta, 0.0, most)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -195,7 +194,13 @@ def mu_of(epsilon: float, delta: float) -> float:
     _check(delta)
     if not epsilon > 0 or delta_of(_MOST, epsilon) <= delta:
         raise DataError(f"epsilon must be above 0 and below {_MOST:g}; got {epsilon!r}.")
-    return float(brentq(lambda mu: delta_of(mu, epsilon) - delta, _LEAST, _MOST, xtol=_PRECISE))
+    return _root(lambda mu: delta_of(mu, epsilon) - delta, _LEAST, _MOST)
+
+
+def _root(gap: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import brentq  # takes long to import; only noise needs it
+
+    return float(brentq(gap, low, high, xtol=_PRECISE))
 
 
 def _check(delta: float) -> None:

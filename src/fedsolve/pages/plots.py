@@ -19,18 +19,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import XAxis, YAxis
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from fedsolve.arrays import Array
 from fedsolve.pages.templates import asset
+
+if TYPE_CHECKING:  # drawing takes long to import; who only describes a figure does without
+    from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
+    from matplotlib.figure import Figure
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -175,6 +174,9 @@ class Plot:
 
 def draw(panels: Sequence[Panel]) -> Figure:
     """The panels side by side under one legend."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     series = {line.name: line.look for panel in panels for line in panel.series if line.x}
     dots = all(panel.kind == "dots" for panel in panels)
     columns = min(len(panels), 2 if dots else 3)
@@ -194,6 +196,8 @@ def draw(panels: Sequence[Panel]) -> Figure:
 
 def render(figure: Figure, form: Format = "svg", *, transparent: bool = False) -> bytes:
     """The figure as the contents of a file; equal figures are equal bytes."""
+    import matplotlib
+
     stream = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(stream, format=form, metadata=_METADATA[form], transparent=transparent)
@@ -310,6 +314,8 @@ def _dots(axes: Axes, panel: Panel, alone: bool) -> None:
 
 
 def _map(axes: Axes, panel: Panel, alone: bool) -> None:
+    from matplotlib.patches import Rectangle
+
     assert panel.table is not None
     low, high = np.nanmin(panel.table), np.nanmax(panel.table)
     for (row, column), value in np.ndenumerate(panel.table):
@@ -345,6 +351,8 @@ def _name(place: XAxis | YAxis, axis: Axis) -> None:
 
 
 def _scale(axes: Axes, side: Literal["x", "y"], axis: Axis, drawn: Sequence[float]) -> None:
+    from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+
     place = axes.xaxis if side == "x" else axes.yaxis
     if side == "x":
         axes.margins(x=0.06 if axis.log else 0.03)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from html import escape
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from fedsolve.pages.plots import COLORS, render
 from fedsolve.pages.templates import markup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLORS = re.compile("|".join(COLORS))
 _ROOT = re.compile(r'<svg [^>]*?width="([\d.]+)pt"[^>]*?viewBox="([^"]*)"[^>]*>')

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import hypergeom
 
 from fedsolve.errors import CohortError
 from fedsolve.privacy.notes import shuffled
@@ -42,6 +41,8 @@ def around(names: Sequence[str], degree: int, seed: int) -> dict[str, tuple[str,
 
 def degree_for(sites: int, colluders: int, dropouts: int) -> tuple[int, int]:
     """The fewest neighbours of each site, and the threshold among them; (0, 0) where all are needed."""
+    from scipy.stats import hypergeom  # takes long to import, and a few sites need no sparse graph
+
     for degree in range(4, sites - 1, 2):
         thresholds = np.arange(degree // 2 + 1, degree + 2)
         enough = np.flatnonzero(risk(sites, degree, thresholds, colluders) <= RISK)
@@ -64,6 +65,8 @@ def check_graph(sites: int, degree: int, threshold: int, colluders: int) -> None
 
 def risk(sites: int, degree: int, threshold: Any, colluders: int) -> Any:
     """The chance, at most, that colluders learn a part of the sum; of one threshold or of many."""
+    from scipy.stats import hypergeom
+
     half = degree // 2
     in_a_row = hypergeom.pmf(half, sites, colluders, half)  # so many chosen places are all theirs
     return sites * (hypergeom.sf(threshold - 1, sites - 1, colluders, degree) + in_a_row)

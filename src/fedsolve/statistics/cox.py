@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtri
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
@@ -125,7 +125,7 @@ def _risk_bins(design: Design, spread: Array, edges: Array) -> dict[str, Array]:
     """
     mean, square = spread / design.used
     bins = int(min(MOST_BINS, max(2, np.sqrt(design.used / FEWEST_ROWS))))
-    ends = mean + np.sqrt(max(square - mean**2, 1e-300)) * norm.ppf(np.arange(1, bins) / bins)
+    ends = mean + np.sqrt(max(square - mean**2, 1e-300)) * ndtri(np.arange(1, bins) / bins)
     most = max(design.used // (FEWEST_ROWS * bins), 1)
     places = np.linspace(0, len(edges), min(most, len(edges) + 1) + 1)[1:-1]
     return {"bins": ends, "edges": edges[np.unique(places.astype(np.intp))]}
@@ -138,9 +138,9 @@ def _proportional(newton: Newton, found: Mapping[str, Array]) -> dict[str, float
     left = newton.part(found["time_second"]) - first @ newton.solved(first, found["curvature"])
     if not np.all(np.diag(left) > 1e-12 * np.diag(newton.part(found["time_second"]))):
         return {}
-    names, single = np.array(newton.design.names)[kept].tolist(), chi2.sf(score**2 / np.diag(left), 1)
+    names, single = np.array(newton.design.names)[kept].tolist(), chdtrc(1, score**2 / np.diag(left))
     values = dict(zip(names, single.tolist(), strict=True))
-    return values | {"all": float(chi2.sf(score @ np.linalg.solve(left, score), len(score)))}
+    return values | {"all": float(chdtrc(len(score), max(score @ np.linalg.solve(left, score), 0.0)))}
 
 
 # -- the partial likelihood of rows in cells of time -------------------------------------------------

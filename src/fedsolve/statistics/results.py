@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.stats import norm, t
 
 from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning, DataError
@@ -147,6 +146,8 @@ class CoefficientTable(StatisticModel):
 
     @property
     def _spread(self) -> Any:
+        from scipy.stats import norm, t  # takes long to import; only a printed table needs it
+
         return t(self.degrees) if self.degrees else norm
 
     def interval(

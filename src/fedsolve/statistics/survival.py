@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtri
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
@@ -155,7 +155,7 @@ class SurvivalModel(StatisticModel):
         with np.errstate(all="ignore"):
             spread = np.cumsum(self.deaths / (self.at_risk * (self.at_risk - self.deaths)), axis=1)
             curve = self.survival()
-            reach = float(norm.ppf(0.5 + level / 2)) * np.sqrt(spread) / np.log(curve)
+            reach = float(ndtri(0.5 + level / 2)) * np.sqrt(spread) / np.log(curve)
             low, high = (np.exp(-np.exp(np.log(-np.log(curve)) - sign * reach)) for sign in (1, -1))
         return np.where(curve == 1, 1.0, low), np.where(curve == 1, 1.0, high)
 
@@ -172,7 +172,7 @@ class SurvivalModel(StatisticModel):
         factor = d * (n - d) / np.maximum(n - 1, 1) * share
         spread = np.diag(factor.sum(axis=1)) - factor @ share.T
         value = float(gap @ np.linalg.lstsq(spread[:-1, :-1], gap, rcond=None)[0])
-        return value, len(gap), float(chi2.sf(value, len(gap)))
+        return value, len(gap), float(chdtrc(len(gap), max(value, 0.0)))
 
     def records(self) -> list[dict[str, Any]]:
         low, high = self.interval()
