@@ -129,12 +129,12 @@ def machines(
             line["efficiency"] = _efficiency(line, lines)
         _store(lines, json_path)
 
-    add("local", most, count)
-    for number in sorted(usable, reverse=True):
-        add("cores", number, 0, ("products",))
+    for number in [min(usable), *sorted(set(usable) - {min(usable)}, reverse=True)]:
         add("strong", number, count)
+        add("cores", number, 0, ("products",))
         if number < most:
             add("weak", number, max(1, count * number // most))
+    add("local", most, count)
     if kill and "deepafl" in keys:
         add("killed", most, count, ("deepafl",))
     lines.sort(key=lambda line: (line["method"], line["scaling"], line["workers"]))
