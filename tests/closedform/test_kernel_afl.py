@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -324,7 +325,19 @@ def test_seconds_and_memory_are_turned_into_landmarks():
     assert few.seconds is few.memory is None, "what travels is the number of landmarks"
     machines = [one for one in few.candidates(spec, 50_000) if one.key == "kernelafl"]
     assert {one.landmarks for one in machines} == {few.landmarks}
-    assert fs.Auto().afforded(spec) == fs.Auto()
+
+
+def test_on_a_device_nothing_set_means_eight_seconds_and_the_memory_there_is(monkeypatch):
+    spec, free = dataclasses.replace(federate_spec(512, 100), device="cuda:0"), [80e9]
+    device = SimpleNamespace(budget=lambda granted: int(free[0]))
+    monkeypatch.setattr("fedsolve.closedform.auto.kernels_on", lambda name: device)
+    assert fs.Auto().afforded(spec).landmarks == 32_768
+    free[0] = 4e9
+    assert fs.Auto().afforded(spec).landmarks == 16_384
+    assert fs.Auto(landmarks=100).afforded(spec).landmarks == 100
+    assert fs.Auto(memory=20.0).afforded(spec) == fs.Auto(landmarks=32_768)
+    host = federate_spec(512, 100)
+    assert fs.Auto().afforded(host) == fs.Auto(), "the host tries as many as KernelAFL has"
 
 
 def federate_spec(features: int, classes: int) -> Spec:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+from fedsolve.backends import kernels_on
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import WIDEST, DeepAFL
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL
@@ -81,6 +82,9 @@ MOST_LANDMARKS = 131_072
 RATES = {"cuda": 2e13, "cpu": 2e10}
 """Operations a second that are counted on: of a device, and of each core of the host."""
 
+DEVICE_SECONDS = 8.0
+"""What a device may take where nothing is set: its memory is the other bound."""
+
 PENALTIES = (0.001, 0.003, 0.01)
 """Of logistic regression where rows are few, for each row. A decade apart the best one is missed."""
 
@@ -112,7 +116,8 @@ class Auto(Method[Model]):
     """Auto: the best of the closed forms on rows held out, trained again on all rows.
 
     What may be tried, and at which cost in all. Seconds and memory of the server are turned into landmarks of
-    kernel machines, by counted operations and bytes; without them there are as many as KernelAFL has itself.
+    kernel machines, by counted operations and bytes; without them there are as many as KernelAFL has itself,
+    and on a GPU what eight seconds and its memory allow.
     """
 
     any_layers: ClassVar[bool] = True
@@ -129,10 +134,10 @@ class Auto(Method[Model]):
         none="256, and 200 times as many as the rows have",
     )
     seconds: float | None = parameter(
-        None, "Of the server for a kernel machine.", above=0, metavar="S", none="no limit"
+        None, "Of the server for a kernel machine.", above=0, metavar="S", none="no limit, 8 on a GPU"
     )
     memory: float | None = parameter(
-        None, "Gigabytes of the server for it.", above=0, metavar="GB", none="no limit"
+        None, "Gigabytes of the server for it.", above=0, metavar="GB", none="what it has"
     )
     landmarks: int | None = parameter(None, "Of a kernel machine.", least=1, none="by these, or kernelafl's")
     methods: str = parameter("all", f"Tried: {', '.join(CANDIDATES)}.", metavar="A,B")
@@ -170,15 +175,17 @@ class Auto(Method[Model]):
 
     def afforded(self, spec: Spec) -> Auto:
         """This with as many landmarks, a power of two, as seconds and memory allow at the server."""
-        if self.seconds is None and self.memory is None:
-            return self
-        cuda = spec.device.startswith("cuda")
-        operations = (self.seconds or math.inf) * (RATES["cuda"] if cuda else RATES["cpu"] * usable_cores())
+        seconds, memory, cuda = self.seconds, self.memory, spec.device.startswith("cuda")
+        if seconds is None and memory is None:
+            if self.landmarks is not None or not cuda:
+                return self
+            seconds, memory = DEVICE_SECONDS, 1e-9 * kernels_on(spec.device).budget(0)
+        operations = (seconds or math.inf) * (RATES["cuda"] if cuda else RATES["cpu"] * usable_cores())
         count = FEWEST
         while (
             count < MOST_LANDMARKS
             and factor_operations(2 * count, spec.features, spec.outputs) <= operations
-            and factor_bytes(2 * count, spec.features, spec.outputs) <= 1e9 * (self.memory or math.inf)
+            and factor_bytes(2 * count, spec.features, spec.outputs) <= 1e9 * (memory or math.inf)
         ):
             count *= 2
         return replace(self, landmarks=count, seconds=None, memory=None)
