@@ -1,8 +1,9 @@
-"""`python -m benchmarks.scale [clients|engines|machines|rows]`: many clients, Ray, rows beyond memory.
+"""`python -m benchmarks.scale [clients|engines|machines|model|rows]`: many clients, Ray, rows beyond memory.
 
 clients    AFL over 10,000 and 100,000 clients in one process, beside scikit-learn's Ridge on the pooled rows
 engines    five methods in Ray with two workers, beside the local engine
 machines   strong and weak scaling in Ray over 1 to 16 workers, beside the local engine and bare products
+model      seconds on paper of more machines and rows, fitted to what `machines` measured
 rows       AFL and DeepAFL on rows that are mapped or read from parquet, growing to 2,000,000 x 512
 Every measurement is a process of its own. --json stores the table with the machine and its load.
 """
@@ -105,31 +106,37 @@ def machines(
 ) -> None:
     """The same rows over ever more workers (strong), and as many rows for each worker (weak).
 
+    What the file of --json holds already is not measured again, so that a run may be done in pieces.
     Efficiency: seconds of one worker / (workers x seconds), of weak scaling without the workers. `between` is
     what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run.
     `cores`: processes that multiply matrices of their own, all at once, as the machine's own measure.
     """
     from fedsolve.threads import usable_cores
 
-    usable = [number for number in workers if number <= usable_cores()] or [1]
+    usable = sorted(number for number in workers if number <= usable_cores()) or [1]
     if len(usable) < len(workers):
         click.echo(
             f"{usable_cores()} cores here: {', '.join(map(str, usable))} workers are measured.", err=True
         )
     most = max(usable)
     size = {"rows": rows_each, "width": width, "deep": deep, "layers": layers}
-    lines: list[dict[str, Any]] = []
+    lines = _measured(json_path)
 
     def add(scaling: str, number: int, clients: int, methods: tuple[str, ...] = keys) -> None:
         given = {"scaling": scaling, "workers": number, "clients": clients, **size}
-        lines.extend(given | line for line in _apart("machines", methods=methods, **given)["lines"])
+        done = {line["method"] for line in lines if given.items() <= line.items()}
+        left = [method for method in methods if method not in done]
+        if not left:
+            return
+        lines.extend(given | line for line in _apart("machines", methods=left, **given)["lines"])
         if (scaling, number) == ("strong", most):  # as many rows for each worker as at the most workers
-            lines.extend([line | {"scaling": "weak"} for line in lines if line["scaling"] == "strong"])
+            same = [line for line in lines if given.items() <= line.items() and line["method"] in left]
+            lines.extend([line | {"scaling": "weak"} for line in same])
         for line in lines:
             line["efficiency"] = _efficiency(line, lines)
         _store(lines, json_path)
 
-    for number in [min(usable), *sorted(set(usable) - {min(usable)}, reverse=True)]:
+    for number in [usable[0], *reversed(usable[1:])]:
         add("strong", number, count)
         add("cores", number, 0, ("products",))
         if number < most:
@@ -142,6 +149,67 @@ def machines(
     _finish("Strong and weak scaling", (*columns, "exchanges", "between", "here", "model", "others"), lines)
     if plot is not None:
         _draw_workers(lines, plot)
+
+
+def _measured(path: Path | None) -> list[dict[str, Any]]:
+    """What an earlier run of `machines` stored."""
+    return json.loads(path.read_text())["results"]["lines"] if path and path.exists() else []
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--method", default="deepafl", show_default=True)
+@click.option("--nodes", default=100, show_default=True, help="Machines like that of the file.")
+@click.option("--rows", default=1_000_000_000, show_default=True)
+@click.option("--network", default=1.25, show_default=True, help="GB a second between machines.")
+def model(file: Path, method: str, nodes: int, rows: int, network: float) -> None:
+    """Seconds on paper for machines that are not here, fitted to what `machines` stored in FILE."""
+    lines = [line for line in _measured(file) if line["method"] == method]
+    cores = {x["workers"]: x["efficiency"] for x in _measured(file) if x["method"] == "products"}
+    lines = [x for x in lines if x["scaling"] in ("strong", "weak") and x["workers"] in cores]
+    fitted = fit_model(lines, cores)
+    row, once, level = fitted
+    click.echo(
+        f"seconds = {row:.3g} x rows / (workers x share) + {once:.3g} + {level:.3g} x log2(workers)\n"
+        "share: what so many processes keep of one's rate in bare products"
+    )
+    for line in lines:
+        (told,) = terms_of([line], cores) @ fitted
+        click.echo(
+            f"{line['scaling']:>7} {line['workers']:3} workers {line['clients'] * line['rows']:9,} rows: "
+            f"{line['seconds']:6.2f} s, on paper {told:6.2f}"
+        )
+    most = max(cores)
+    sums = lines[0]["here"] / 1e3 / network  # a level of the tree between machines sends every sum once
+    between = float(np.ceil(np.log2(nodes)))
+    parts = {
+        "rows": row * rows / (nodes * most * cores[most]),
+        "server": once,
+        "tree": level * np.log2(most) + sums * between,
+    }
+    click.echo(
+        f"{nodes} machines of {most} workers, {rows:,} rows: {sum(parts.values()):.0f} s ("
+        + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
+        + ")"
+    )
+
+
+def terms_of(lines: list[dict[str, Any]], cores: dict[int, float]) -> Any:
+    """Of each measurement: rows of a worker at the machine's own share, one, and levels of the tree."""
+    return np.array(
+        [
+            [x["clients"] * x["rows"] / (x["workers"] * cores[x["workers"]]), 1.0, np.log2(x["workers"])]
+            for x in lines
+        ]
+    )
+
+
+def fit_model(lines: list[dict[str, Any]], cores: dict[int, float]) -> Any:
+    """Seconds for a row, once, and for a level; none below zero, errors as shares of what was measured."""
+    from scipy.optimize import nnls
+
+    seconds = np.array([line["seconds"] for line in lines])
+    return nnls(terms_of(lines, cores) / seconds[:, None], np.ones(len(lines)))[0]
 
 
 def _efficiency(line: dict[str, Any], lines: list[dict[str, Any]]) -> float:
@@ -506,7 +574,8 @@ def _draw_workers(lines: list[dict[str, Any]], path: Path) -> None:
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         strong, weak = figure.subplots(1, 2)
     names = {"afl": "AFL", "deepafl": "DeepAFL", "kernelafl": "KernelAFL", "products": "the machine itself"}
-    for place, (method, label) in enumerate(names.items()):
+    there = {line["method"] for line in lines}
+    for place, (method, label) in enumerate((key, label) for key, label in names.items() if key in there):
         look: dict[str, Any] = {"marker": MARKERS[place], "color": SERIES[place], "label": label}
         for axes, kinds in ((strong, ("strong", "cores")), (weak, ("weak", "cores"))):
             own = [x for x in lines if x["method"] == method and x["scaling"] in kinds]

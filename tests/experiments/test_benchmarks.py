@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import growth, machine, plans, rate, transcription
+from benchmarks import growth, machine, plans, rate, scale, transcription
 from benchmarks.__main__ import main
 from benchmarks.data import from_file, owners_of, synthetic
 from benchmarks.operations import afl_operations, lean_operations
@@ -324,3 +324,13 @@ def test_the_table_of_twelve_goes_on_from_its_file(tmp_path: Path) -> None:
     assert [line["split"] for line in lines] == [0, 1]
     assert len(tables.TABLES) == 12
     assert tables.SPLITS == 20
+
+
+def test_the_model_of_many_workers_finds_what_its_measurements_were_made_of() -> None:
+    cores = {1: 1.0, 4: 0.9, 16: 0.6}
+    lines = [{"workers": n, "clients": c, "rows": 2000, "seconds": 0.0} for n in cores for c in (16, 128)]
+    true = np.array([3e-4, 1.5, 0.2])
+    for line, terms in zip(lines, scale.terms_of(lines, cores), strict=True):
+        line["seconds"] = float(terms @ true)
+    np.testing.assert_allclose(scale.fit_model(lines, cores), true, rtol=1e-9)
+    assert scale.terms_of(lines[-1:], cores)[0, 0] == pytest.approx(128 * 2000 / (16 * 0.6))
