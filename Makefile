@@ -49,7 +49,7 @@ bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulati
 # Needs fedsolve[ray], and 20 GB of disk for a while.
 bench-scale: $(VENV)/dev  ## workers in Ray, and 2,000,000 rows by mmap and parquet
 	$(BIN)/python -m benchmarks.scale engines --json benchmarks/results/scale-engines.json
-	$(BIN)/python -m benchmarks.scale machines --json benchmarks/results/scale-machines.json
+	$(BIN)/python -m benchmarks.scale machines --json benchmarks/results/scale-machines.json --plot docs/workers-scaling.png
 	$(BIN)/python -m benchmarks.scale rows --json benchmarks/results/scale-rows.json --plot docs/rows-growth.png
 
 bench-gpu: $(VENV)/user  ## the closed forms on a GPU, beside the CPU and the authors' formulation (needs torch with CUDA)
