@@ -117,7 +117,7 @@ class ClientData:
         if self.cells is not None:
             return self.cells.hashes
         labels = self.own_labels()
-        spans = list(self.spans(_ROWS)) or [slice(0)]
+        spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(labels)), _ROWS)]
         return np.concatenate([row_hashes(self.features(s, None), labels[s], key) for s in spans])
 
     def taking(self, chosen: Array) -> ClientData:
