@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from fedsolve.estimators import KernelAFLClassifier as KernelAFLClassifier
     from fedsolve.estimators import KernelAFLRegressor as KernelAFLRegressor
     from fedsolve.estimators import SoftmaxClassifier as SoftmaxClassifier
+    from fedsolve.federation.engine import Follower as Follower
     from fedsolve.federation.folds import Part as Part
-    from fedsolve.federation.followers import Follower as Follower
     from fedsolve.federation.local import LocalFederation as LocalFederation
     from fedsolve.federation.participant import ClientData as ClientData
     from fedsolve.federation.participant import Participant as Participant
@@ -103,7 +103,7 @@ _EVERYDAY = {
     "closedform.softmax": "Softmax",
     "data.partitions": "partition",
     "federation.folds": "Part",
-    "federation.followers": "Follower",
+    "federation.engine": "Follower",
     "federation.local": "LocalFederation",
     "federation.participant": "ClientData Participant",
     "federation.recipe": "Recipe",

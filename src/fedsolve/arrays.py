@@ -131,11 +131,6 @@ class StreamedRows(ABC):
         return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
 
 
-def as_features(features: Any) -> Any:
-    """Features as an array, or as they are where they are read when they are used."""
-    return features if isinstance(features, np.ndarray | StreamedRows) else np.asarray(features)
-
-
 # -- which rows belong to each client --------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ _KEY = "fedsolve"
 _SEALED = "sealed"
 _DIGEST = "sha256"
 _MARK = "="
+_PLAIN = (".json", ".entries")
+"""How names of files end that are text, for people."""
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
 _DTYPES |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for size in (1, 2, 4, 8)}
 
@@ -91,41 +94,41 @@ def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any], *, sealed: bo
 
 
 def from_bytes(
-    data: bytes, *, what: str, error: type[FedsolveError], remedy: str = "Fetch or write it again."
+    data: bytes | Array,
+    *,
+    what: str,
+    error: type[FedsolveError],
+    remedy: str = "Fetch or write it again.",
+    copied: bool = True,
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays and the note of `to_bytes`; anything else raises `error` with a sentence about `what`."""
-    arrays, note = views(data, what=what, error=error, remedy=remedy)
-    return {name: array.copy() for name, array in arrays.items()}, note
+    """The arrays and the note of `to_bytes`; anything else raises `error` with a sentence about `what`.
 
-
-def views(
-    data: bytes | Array, *, what: str, error: type[FedsolveError], remedy: str = "Send it again."
-) -> tuple[dict[str, Array], dict[str, Any]]:
-    """As `from_bytes`, but arrays are views of `data` and nothing is copied."""
+    copied: arrays of their own; otherwise they are views of `data`.
+    """
+    arrays: dict[str, Array] = {}
     try:
         content = np.frombuffer(data, dtype=np.uint8)
         length = int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8 : 8 + length].tobytes())
         note = json.loads(header.pop("__metadata__")[_KEY])
         body = content[8 + length :]
-        arrays = {name: _view(body, **entry) for name, entry in header.items()}
+        for name, entry in header.items():
+            if entry.keys() != {"dtype", "shape", "data_offsets"}:
+                raise ValueError(f"'{name}' is described by {sorted(entry)}")
+            first, last = entry["data_offsets"]
+            if not 0 <= first <= last <= len(body):
+                raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
+            view = body[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            arrays[name] = view.copy() if copied else view
         if (announced := sum(array.nbytes for array in arrays.values())) != len(body):
             raise ValueError(f"{len(body)} bytes of arrays, {announced} announced")
-        if isinstance(note, dict):
+        if isinstance(note, dict) and (_SEALED in note or _DIGEST in note):
             _open_seal(note, arrays)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as problem:
         raise error(_damaged(what, len(data), problem, remedy)) from problem
     if not isinstance(note, dict):
         raise error(f"{what} has no readable description; it was not written by fedsolve.")
     return arrays, note
-
-
-def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
-    first, last = data_offsets
-    if not 0 <= first <= last <= len(body):
-        raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
-    array: Array = body[first:last].view(_DTYPES[dtype]).reshape(shape)
-    return array
 
 
 def sealed_json(note: Mapping[str, Any]) -> bytes:
@@ -150,8 +153,6 @@ def from_sealed_json(data: bytes, *, what: str, error: type[FedsolveError], reme
 
 def _open_seal(note: dict[str, Any], arrays: Mapping[str, Array]) -> None:
     """Check a note's seal and remove it; a file that was changed is refused."""
-    if _SEALED not in note and _DIGEST not in note:
-        return
     sealed = note.pop(_DIGEST, None)
     if sealed != digest(note, arrays):
         raise ValueError("its contents are not what its checksum was made of")
@@ -257,16 +258,15 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@dataclass(eq=False)
 class Shelf:
     """A folder of files that only their owner reads; without one nothing is kept. remedy: for damage.
 
     A file is whole and on the disk before `keep` or `write` returns.
     """
 
-    _PLAIN = (".json", ".entries")  # text, for people
-
-    def __init__(self, folder: Path | None, remedy: str = "Put a copy of it back.") -> None:
-        self.folder, self._remedy = folder, remedy
+    folder: Path | None
+    remedy: str = "Put a copy of it back."
 
     def write(self, name: str, data: bytes) -> None:
         if self.folder is not None:
@@ -280,16 +280,15 @@ class Shelf:
     def keep(self, name: str, note: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         """Write a note, and arrays, with their seal."""
         if self.folder is not None:
-            plain = name.endswith(self._PLAIN)
+            plain = name.endswith(_PLAIN)
             self.write(name, sealed_json(note) if plain else to_bytes(arrays or {}, note, sealed=True))
 
     def kept(self, name: str, make: Callable[[dict[str, Array], dict[str, Any]], Made]) -> Made | None:
         """What `make` gives of the arrays and the note of a file; None where there is none."""
-        if (data := self.read(name)) is None:
+        if self.folder is None or (data := self.read(name)) is None:
             return None
-        assert self.folder is not None
-        what, remedy = str(self.folder / name), self._remedy
-        if name.endswith(self._PLAIN):
+        what, remedy = str(self.folder / name), self.remedy
+        if name.endswith(_PLAIN):
             note = from_sealed_json(data, what=what, error=ModelFileError, remedy=remedy)
             arrays: dict[str, Array] = {}
         else:

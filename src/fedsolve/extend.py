@@ -16,10 +16,10 @@ their attributes by themselves.
 holds it to the laws that it declares.
 """
 
-from fedsolve.closedform.one_exchange import OneExchange as OneExchange
 from fedsolve.closedform.predictors import LinearModel as LinearModel
 from fedsolve.closedform.solvers import ridge_solve as ridge_solve
 from fedsolve.closedform.sums import Accumulator as Accumulator
+from fedsolve.closedform.sums import OneExchange as OneExchange
 from fedsolve.closedform.sums import Rows as Rows
 from fedsolve.closedform.sums import cached_rows as cached_rows
 from fedsolve.closedform.sums import check_opening as check_opening

@@ -78,8 +78,10 @@ def task_of(labels: Array, name: str = "the label") -> Task:
     distinct = np.unique(labels)
     count, whole = len(distinct), bool(np.all(distinct == np.rint(distinct)))
     often = len(labels) / count
+    if whole and count <= FEW_CLASSES:
+        return "classification"
     codes = are_codes(distinct)
-    if whole and (count <= FEW_CLASSES or (codes and often >= ROWS_A_CLASS)):
+    if codes and often >= ROWS_A_CLASS:
         return "classification"
     if count <= LEVELS and often >= ROWS_A_CLASS:
         return "classification"

@@ -71,6 +71,10 @@ class Model(ABC):
     """Whether the model belongs to one client and must not be sent to anybody."""
     logits = False
     """Whether softmax of the scores gives probabilities."""
+    personalises: ClassVar[bool] = False
+    """Whether `personalised` gives every client a predictor of its own."""
+    predicts: ClassVar[bool] = True
+    """Whether it can predict by itself; if not, clients make their own models from it."""
     predicted: ClassVar[str] = "prediction"
     scored: ClassVar[str] = ""
     """What a regression's answers are called, and its scores where they are something else."""
@@ -238,11 +242,6 @@ class Model(ABC):
         return known if known is not None and np.any(known.scale != 1.0) else None
 
     @property
-    def predicts(self) -> bool:
-        """Whether it can predict by itself; if not, clients make their own models from it."""
-        return True
-
-    @property
     def caveat(self) -> str | None:
         """A warning to whoever predicts with it; None if there is none."""
         if self.predicts:
@@ -251,11 +250,6 @@ class Model(ABC):
             "this model is the shared part of the clients' own and not meant to predict by itself. Make a "
             "client's model of it ('fedsolve personalise', model.personalised(data)) and use that."
         )
-
-    @property
-    def personalises(self) -> bool:
-        """Whether `personalised` gives every client a predictor of its own."""
-        return False
 
     def personalised(self, data: ClientData, states: StateStore | None = None) -> Model:
         """The predictor of the client that owns `data`, made where the data are.

@@ -73,6 +73,7 @@ class Description(Parameter):
 
     kinds:   int, float, bool, str, or object where anything goes; none where `choices` are all there is.
     default: `dataclasses.MISSING` where it must be given. owner: the class that introduced it.
+    option:  its option on the command line; for booleans both options, separated by a slash.
     """
 
     name: str
@@ -80,12 +81,7 @@ class Description(Parameter):
     optional: bool
     default: Any
     owner: type
-
-    @property
-    def option(self) -> str:
-        """Its option on the command line; for booleans both options, separated by a slash."""
-        plain = f"--{self.name.replace('_', '-')}"
-        return self.flag or (f"{plain}/--no-{plain[2:]}" if self.kinds == (bool,) else plain)
+    option: str = ""
 
     @property
     def default_text(self) -> str:
@@ -211,13 +207,14 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description:
     bases = [base for base in cls.__mro__ if part.name in vars(base).get("__dataclass_fields__", {})]
     stated = [vars(base)["__dataclass_fields__"][part.name].metadata.get(_KEY, Parameter()) for base in bases]
-    merged = {
+    merged: dict[str, Any] = {
         each.name: next((v for one in stated if (v := getattr(one, each.name)) != each.default), each.default)
         for each in dataclasses.fields(Parameter)
     }
     kinds, literals, optional = _types(hint)
     if merged["choices"]:
         kinds = ()
+    plain = f"--{part.name.replace('_', '-')}"
     return Description(
         **merged | {"choices": merged["choices"] or literals},
         name=part.name,
@@ -225,6 +222,7 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
         optional=optional,
         default=part.default if part.default_factory is MISSING else part.default_factory(),
         owner=bases[-1],
+        option=merged["flag"] or (f"{plain}/--no-{plain[2:]}" if kinds == (bool,) else plain),
     )
 
 

@@ -17,11 +17,10 @@ from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.blas import add_product, factor_in_place
 from fedsolve.backends.devices import resolve, triton_works
 from fedsolve.backends.torch_kernels import TorchKernels
-from fedsolve.closedform import sums
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection
 from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
-from fedsolve.closedform.sums import chunks
+from fedsolve.closedform.sums import Rows
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Term
 from fedsolve.federation.participant import ClientData, Participant
@@ -350,7 +349,8 @@ def test_without_triton_projections_come_from_the_host(monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 def test_clients_of_a_device_answer_with_one_set_of_products(device, monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(sums, "chunks", lambda rows, *more: asked.append(rows) or chunks(rows, *more))
+    spans = Rows.spans
+    monkeypatch.setattr(Rows, "spans", lambda self, *more: asked.append(len(self)) or spans(self, *more))
     monkeypatch.setattr(TorchKernels, "budget", lambda self, granted: 1 << 30)  # torch:cpu places none else
     whole = federation(device)
     whole.place_rows()

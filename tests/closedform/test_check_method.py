@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsolve import registry
-from fedsolve.closedform.one_exchange import OneExchangeRun
+from fedsolve.closedform.sums import OneExchangeRun
 from fedsolve.extend import (
     ClientData,
     LinearModel,

@@ -209,7 +209,7 @@ def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
     )
     pooled = method.fit(federation(48))
     assert "client-00 to client-47" in asked
-    monkeypatch.setattr("fedsolve.federation.batch.MANY", 10**9)
+    monkeypatch.setattr("fedsolve.federation.members.MANY", 10**9)
     asked.clear()
     apart = method.fit(federation(48))
     assert "client-00 to client-47" not in asked

@@ -9,7 +9,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.closedform import private
-from fedsolve.closedform.one_exchange import OneExchange
+from fedsolve.closedform.sums import OneExchange
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.method import opening
 from fedsolve.federation.noisy_sums import composed, epsilon_of

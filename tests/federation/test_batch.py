@@ -13,10 +13,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform.afl import KIND
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.batch import BLOCK, MANY, ROWS, SEVERAL, batched
 from fedsolve.federation.cohort import RunningSum
 from fedsolve.federation.folds import RowCells
-from fedsolve.federation.members import Members
+from fedsolve.federation.members import BLOCK, MANY, ROWS, SEVERAL, Members, batched
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.participant import ClientData, Workspace
 from tests.oracle import ridge

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.federation.followers import Followers, Within, hears
+from fedsolve.federation.engine import Followers, Within, hears
 
 METHOD = fs.DeepAFL(layers=2, width=8, exchange="lean")
 
@@ -109,7 +109,7 @@ def test_followers_of_a_whole_are_told_of_its_parts_and_stay_open():
     heard = Heard()
     with Within([heard], "AFL, seed 1", {"seed": 1}) as one:
         fs.AFL(ridge=1.0).fit(federation(), follow=one)
-        one.scored({"accuracy": 0.5})
+        one.tell("scored", {"accuracy": 0.5})
     assert heard.names == ["started", "asked", "look", "advanced", "finished", "scored"]
     training = heard.events[0][1]
     assert (training.name, training.about) == ("AFL, seed 1", {"seed": 1})
@@ -124,6 +124,6 @@ def test_the_time_that_followers_take_is_counted():
             time.sleep(0.02)
             return {}
 
-    others = Followers(Slow(), Heard())
+    others = Followers([Slow(), Heard()])
     fs.AFL(ridge=1.0).fit(federation(), follow=others)
     assert 0.04 <= others.seconds < 1.0

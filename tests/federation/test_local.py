@@ -322,7 +322,7 @@ def test_replies_that_nobody_takes_hold_no_threads():
     data = fs.ClientData(np.ones((4, 2)), np.arange(4) % 2)
     members = [fs.Participant(name, data) for name in "abcd"]
     for member in members:
-        member.attend("mirror", lambda letter: letter)
+        member.channels["mirror"] = lambda letter: letter
     replies = fs.LocalFederation(members, workers=2).carry("mirror", dict.fromkeys("abcd", b"?"), 100)
     before = threading.active_count()
     assert next(replies) == ("a", b"?")

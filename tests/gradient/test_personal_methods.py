@@ -16,7 +16,7 @@ from fedsolve.arrays import stream
 from fedsolve.errors import DataError
 from fedsolve.experiments.cells import LocalParts, run_locally
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
-from fedsolve.federation.followers import Followers
+from fedsolve.federation.engine import Followers
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import Ditto, FedALA, FedAvg, FedAvgFT, FedProx, FedProxFT, FedSelect
 from fedsolve.gradient.fedala import LOSSES

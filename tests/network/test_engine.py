@@ -16,8 +16,7 @@ from fedsolve import registry, version
 from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.followers import hears
+from fedsolve.federation.engine import Spec, hears
 from fedsolve.federation.messages import Term
 from fedsolve.gradient.fedbn import FedBN
 from fedsolve.network.answering import Answerer

@@ -10,7 +10,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.followers import hears
+from fedsolve.federation.engine import hears
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.running import State, run_method

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.federation.followers import hears
+from fedsolve.federation.engine import hears
 from fedsolve.federation.participant import Participant
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation

@@ -9,7 +9,7 @@ from sklearn.datasets import make_classification
 import fedsolve as fs
 from fedsolve.calibration import Calibration
 from fedsolve.errors import CalibrationWarning
-from fedsolve.federation.followers import hears
+from fedsolve.federation.engine import hears
 from fedsolve.privacy import SecureFederation
 from fedsolve.scoring.candidates import cost_of
 

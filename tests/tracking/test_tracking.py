@@ -15,7 +15,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import DataError, TrackingWarning
-from fedsolve.federation.followers import hears
+from fedsolve.federation.engine import hears
 from fedsolve.tracking.tracked_runs import values_of
 from fedsolve.tracking.wandb_runs import WandbTracker
 from tests.command import document, fedsolve, refused

@@ -8,44 +8,7 @@ share Python's operators (`a @ b`, `a * b`, `a.T`, `a.sum(axis=0)`, slices): a f
 `Kernels` holds what differs. Results of numpy do not depend on whether torch is installed.
 """
 
-from __future__ import annotations
-
-from functools import cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from fedsolve.backends.devices import resolve
+from fedsolve.backends.devices import NUMPY, host, kernels_of, kernels_on
 from fedsolve.backends.kernels import Kernels
 
 __all__ = ["NUMPY", "Kernels", "host", "kernels_of", "kernels_on"]
-
-NUMPY = Kernels()
-
-
-def kernels_on(device: str) -> Kernels:
-    """The kernels of a device: "cpu" (numpy), "cuda", "cuda:1", "torch:cpu", or "auto"."""
-    return _kernels(resolve(device))
-
-
-def kernels_of(array: Any) -> Kernels:
-    """The kernels of the place where this array lies."""
-    if isinstance(array, np.ndarray | np.generic):
-        return NUMPY
-    place = str(array.device)
-    return _kernels("torch:cpu" if place == "cpu" else place)
-
-
-def host(array: Any) -> NDArray[Any]:
-    """The array in the host's memory, as numpy's; the same one where it lies there already."""
-    return kernels_of(array).host(array)
-
-
-@cache
-def _kernels(device: str) -> Kernels:
-    if device == "cpu":
-        return NUMPY
-    from fedsolve.backends.torch_kernels import TorchKernels
-
-    return TorchKernels(device)

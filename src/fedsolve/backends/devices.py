@@ -1,4 +1,4 @@
-"""Where arrays are computed: names of devices, and with how many threads torch uses them."""
+"""Where arrays are computed: devices by name, their kernels, and with how many threads torch uses them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,42 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve.arrays import philox_uniforms
+from fedsolve.arrays import Array, philox_uniforms
+from fedsolve.backends.kernels import Kernels
 from fedsolve.errors import DataError
 from fedsolve.threads import several_threads
 
 if TYPE_CHECKING:
     import torch
+
+
+NUMPY = Kernels()
+
+
+@cache
+def kernels_on(device: str) -> Kernels:
+    """The kernels of a device: "cpu" (numpy), "cuda", "cuda:1", "torch:cpu", or "auto"."""
+    place = resolve(device)
+    if place != device:
+        return kernels_on(place)
+    if place == "cpu":
+        return NUMPY
+    from fedsolve.backends.torch_kernels import TorchKernels
+
+    return TorchKernels(place)
+
+
+def kernels_of(array: Any) -> Kernels:
+    """The kernels of the place where this array lies."""
+    if isinstance(array, np.ndarray | np.generic):
+        return NUMPY
+    place = str(array.device)
+    return kernels_on("torch:cpu" if place == "cpu" else place)
+
+
+def host(array: Any) -> Array:
+    """The array in the host's memory, as numpy's; the same one where it lies there already."""
+    return array if isinstance(array, np.ndarray) else kernels_of(array).host(array)
 
 
 _NAMES = "'cpu', 'torch:cpu', 'cuda', 'cuda:1' or 'auto'"

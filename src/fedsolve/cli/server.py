@@ -23,7 +23,7 @@ from fedsolve.cli.watched import TrackerOptions, watched_run
 from fedsolve.data.targets import check_target
 from fedsolve.errors import CohortError
 from fedsolve.federation.card import totals
-from fedsolve.federation.followers import Follower, hears
+from fedsolve.federation.engine import Follower, hears
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import Keys, state_folder

@@ -27,7 +27,7 @@ from fedsolve.data.row_reader import spooled
 from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
-from fedsolve.federation.followers import Follow, Followers, hears
+from fedsolve.federation.engine import Follow, Followers, hears
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.gradient import pixel_form
@@ -265,7 +265,7 @@ def _train(
         accuracy["held_out"] = held_out_accuracy(model, balanced=options.class_weight is not None)
         of_what = "r2" if model.regression else "accuracy"
         scores = {f"{part}_{of_what}": share for part, share in accuracy.items() if share is not None}
-        Followers(*followers).scored(scores)
+        Followers(followers).tell("scored", scores)
         model.card = training_card(model, whole, rows=len(data), secure=options.secure, **{of_what: accuracy})
         if options.out is not None:
             container.keep_previous(options.out)

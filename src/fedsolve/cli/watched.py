@@ -11,7 +11,7 @@ import click
 
 from fedsolve.cli.options import Options, option, rare
 from fedsolve.cli.output import Output
-from fedsolve.federation.followers import Follower
+from fedsolve.federation.engine import Follower
 from fedsolve.tracking import ADDRESSES, tracker
 from fedsolve.watching.board import Board
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_weight
 from fedsolve.backends import NUMPY, Kernels, host, kernels_on
-from fedsolve.closedform.one_exchange import OneExchangeRun
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import gcv_ridge, regularised_risk, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
     LEVEL,
     MOMENTS,
     Accumulator,
+    OneExchangeRun,
     cached_rows,
     check_sums,
     moments_block,
@@ -186,31 +186,27 @@ class AFLRun(OneExchangeRun[LinearModel]):
     system: tuple[Array, Array, float] | None = None
 
     @property
-    def _prepares(self) -> bool:
-        """Whether means and scales are still to be asked for."""
-        return self.method.scale is not None and preparation_in(self.chain) is None
-
-    @property
     def exchanges(self) -> int:
         return 1 if self.method.scale is None else 2
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self._model is not None:
             return None
-        if self._prepares:
+        if self.method.scale is not None and not self.history:
             return self.ask(MOMENTS, 0, clients)
         auto = self.method.ridge == "auto"
         note = {"intercept": True, "counted": True} if auto else {"intercept": self.method.intercept}
         return self.ask(KIND, 0, clients, note)
 
     def absorb(self, total: Total) -> None:
-        if self._prepares:
+        if self.method.scale is not None and not self.history:
             self.add(moments_block(total, self.method.scale, intercept=False))
             self.record(total, "moments")
             return
         check_sums(total, self.spec)
         settled, compared = self.method.settled(total)
-        self._model = settled._solve(total, self.spec, preparation_in(self.chain))
+        preparation = None if self.method.scale is None else preparation_in(self.chain)
+        self._model = settled._solve(total, self.spec, preparation)
         if compared and self.spec.classes is not None:
             rows, model = total["weight"][0], self._model
             moments = total["feature"] / rows, total["gram"] / rows

@@ -134,6 +134,7 @@ class APFLModel(Model):
     """
 
     family: ClassVar[str] = "apfl"
+    personalises = True
 
     def __init__(self, primary: Model, method: APFL) -> None:
         if primary.private:
@@ -145,10 +146,6 @@ class APFLModel(Model):
         self.primary, self.logits = primary, primary.logits
         self.method = method
         self.history = primary.history
-
-    @property
-    def personalises(self) -> bool:
-        return True
 
     def own_model(self, data: ClientData, states: StateStore | None = None) -> PersonalModel:
         """The predictor of the client that owns `data`: Eq. 11-14, with nothing sent to anybody."""

@@ -37,8 +37,10 @@ def _softmax(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
     if spec.classes is None:
         return []
     # Columns of unit variance have a square sum of one for each row: penalties in proportion to the rows.
+    # Columns to unit variance, once: a schema does so to numbers, and rare indicators stay small.
+    scale: Literal["standard"] | None = None if spec.standardised else "standard"
     ridges = [share * rows for share in PENALTIES] if rows < ONE_FOLD else [None]
-    made = [Softmax(scale=_scale(spec), ridge=ridge) for ridge in ridges]
+    made = [Softmax(scale=scale, ridge=ridge) for ridge in ridges]
     return [*made, *([Softmax()] if rows >= ONE_FOLD and not spec.standardised else [])]
 
 
@@ -61,11 +63,6 @@ def _kernel_softmax(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
         KernelSoftmax(count, ridge, bandwidth, curvature="bound", seed=auto.seed)
         for bandwidth, ridge in KERNEL_SOFTMAXES
     ]
-
-
-def _scale(spec: Spec) -> Literal["standard"] | None:
-    """Columns to unit variance, once: a schema does so to numbers, and rare indicators stay small."""
-    return None if spec.standardised else "standard"
 
 
 def _half(rows: int) -> int:
@@ -96,7 +93,9 @@ KERNEL_SOFTMAXES = ((0.25, 0.1), (1.0, 0.01), (5.0, 0.01))
 """Bandwidth and ridge of logistic regression on kernels."""
 
 CANDIDATES: dict[str, Candidates] = {
-    "afl": lambda spec, rows, auto: [AFL(ridge="auto", intercept=True, scale=_scale(spec))],
+    "afl": lambda spec, rows, auto: [
+        AFL(ridge="auto", intercept=True, scale=None if spec.standardised else "standard")
+    ],
     "softmax": _softmax,
     "kernelafl": _kernel,
     "kernelsoftmax": _kernel_softmax,
@@ -121,6 +120,7 @@ class Auto(Method[Model]):
     """
 
     any_layers: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
 
     max_exchanges: int | None = parameter(
@@ -159,10 +159,6 @@ class Auto(Method[Model]):
         """The kinds of methods that are tried."""
         chosen = [name.strip() for name in self.methods.split(",") if name.strip()]
         return list(CANDIDATES) if chosen == ["all"] else chosen
-
-    @property
-    def chooses(self) -> bool:
-        return True
 
     def start(self, spec: Spec) -> Run[Model]:
         raise DataError("Auto trains what it chooses: call fit, or start a Recipe.")

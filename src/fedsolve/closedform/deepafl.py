@@ -159,7 +159,7 @@ class DeepAFL(Method[DeepModel]):
         return DeepAFLRun(self, spec)
 
     @property
-    def chooses(self) -> bool:
+    def chooses(self) -> bool:  # type: ignore[override]
         return any(getattr(self, name) == "auto" for name in CHOSEN)
 
     @property

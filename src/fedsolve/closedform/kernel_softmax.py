@@ -21,7 +21,7 @@ from fedsolve.closedform.landmarks import KernelModel, landmark_agreement
 from fedsolve.closedform.predictors import SoftmaxModel
 from fedsolve.closedform.rbf import available_memory, check_memory
 from fedsolve.closedform.softmax import Softmax, SoftmaxRun
-from fedsolve.closedform.sums import base_block, blocks_with
+from fedsolve.closedform.sums import base_block
 from fedsolve.federation.method import Method, Request, Spec, Total
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
@@ -100,17 +100,13 @@ class KernelSoftmaxRun(SoftmaxRun):
     def exchanges(self) -> int:
         return super().exchanges + (not self.complete)
 
-    @property
-    def _drawn(self) -> bool:
-        return bool(blocks_with(self.chain, "base"))
-
     def request(self, clients: tuple[str, ...]) -> Request | None:
-        if not self._drawn:
+        if not self.history:
             return self.ask(afl.KIND, 0, clients, {"intercept": True, "class_rows": True})
         return super().request(clients)
 
     def absorb(self, total: Total) -> None:
-        if self._drawn:
+        if self.history:
             super().absorb(total)
             return
         landmarks, preparation = drawn_from(total, self.method, self.spec)

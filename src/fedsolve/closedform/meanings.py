@@ -13,7 +13,8 @@ from fedsolve.closedform.afl import AFLRun
 from fedsolve.closedform.deepafl import DeepAFLRun
 from fedsolve.closedform.solvers import EPS, Sandwich, solves
 from fedsolve.closedform.sums import LEVEL
-from fedsolve.federation.meaning import ADDITIVE, TOLERANCE, bounds, differing, differs
+from fedsolve.federation.meaning import ADDITIVE, TOLERANCE, differing, differs
+from fedsolve.federation.method import bounds
 
 _ROWS = frozenset(LEVEL)
 _HIDDEN = _ROWS | {"hidden_gram", "hidden_cross", "hidden_feature"}

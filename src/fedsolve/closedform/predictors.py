@@ -36,7 +36,7 @@ class LinearModel(Model):
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__init__(self.weight.shape[0], self.classes, self.weight.shape[1])
+        self.features, self.outputs = self.weight.shape
         self.parameters = self.parameters or {}
 
     def scores(self, features: Array) -> Array:
@@ -46,7 +46,7 @@ class LinearModel(Model):
         for start in range(0, len(features), max(1, length)):
             rows = features[start : start + length]
             rows = rows if self.preparation is None else self.preparation.apply(rows)
-            scores[start : start + length] = here.host(here.array(rows, np.float64) @ weight)
+            scores[start : start + length] = host(here.array(rows, np.float64) @ weight)
         return scores + self.intercept
 
     def plain(self) -> tuple[Array, Array]:

@@ -143,7 +143,7 @@ class Private(DialogueMethod[Any]):
         return registry.method_class(self.of)(**json.loads(self.within or "{}"))
 
     @property
-    def preparation(self) -> Literal["standardise", "fill", "none", "public"]:
+    def preparation(self) -> Literal["none", "public"]:  # type: ignore[override]
         return "none" if self.statistic else "public"
 
     @property

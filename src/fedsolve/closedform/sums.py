@@ -2,23 +2,46 @@
 
 Federated standardisation and centring takes one exchange of n, sum x, sum x² and sum y. The means and scales
 become a block of the model; clients apply them to every row from then on.
+
+A method of one exchange is such sums and what is solved from their total. The shortest way to one's own:
+
+    @dataclass(frozen=True)
+    class NearestMean(OneExchange):
+        def answer(self, rows): ...        # at each client: a Term of sums over `rows.blocks()`
+        def solve(self, total, spec): ...  # at the server: a Model
+
+Rows are counted for the method, in all (`total.count("rows")`) and by class (`total["class_rows"]`).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.arrays import Array, check_classes, check_rows, check_weight
 from fedsolve.backends import NUMPY, Kernels
 from fedsolve.errors import DataError
-from fedsolve.federation.method import Block, Chain, Request, Spec, Term, Total, opening_classes
+from fedsolve.federation.method import (
+    Block,
+    Chain,
+    Method,
+    Request,
+    Run,
+    Spec,
+    Term,
+    Total,
+)
 from fedsolve.federation.participant import ClientData, Memory, Workspace, step
-from fedsolve.labels import encode_labels, label_matrix, regression_targets
+from fedsolve.labels import encode_labels, label_matrix, labels_from_note, regression_targets
 from fedsolve.model import Model, model_from_contents
 from fedsolve.tables.preparation import Preparation, mean_and_deviation
+
+M = TypeVar("M", bound=Model)
 
 
 def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
@@ -55,25 +78,25 @@ def base_block(base: Model) -> Block:
 
 def base_of(chain: Chain) -> Any:
     """The trained model that a run works on; None where it works on the rows themselves."""
-    blocks = blocks_with(chain, "base")
-    return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None
+    found = next((block for block in chain.blocks if "base" in block.note), None)
+    return None if found is None else model_from_contents(dict(found.arrays), found.note["base"])
 
 
 LEVEL = ("gram", "cross", "label_square")
 """Sums that a classifier of some features Phi is solved from: PhiᵀPhi, PhiᵀY, and sum of y² per class."""
 
 
+@dataclass(eq=False)
 class Accumulator:
     """The term of one answer under construction: named sums in the worker's buffers, or on a device.
 
     A sum has the shape of what is added to it first: of no rows, an empty span of them (`Rows.spans`).
     """
 
-    def __init__(self, workspace: Workspace, dtype: Any, kernels: Kernels = NUMPY) -> None:
-        self._term = Term()
-        self._workspace = workspace
-        self._dtype = dtype
-        self._kernels = kernels
+    workspace: Workspace
+    dtype: Any
+    kernels: Kernels = NUMPY
+    term: Term = field(default_factory=Term, init=False)
 
     def add_level(self, rows: Array, targets: Array) -> None:
         """The sums of `LEVEL`."""
@@ -84,16 +107,16 @@ class Accumulator:
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
         out, begun = self._sum(name, (rows.shape[1], rows.shape[1]))
-        self._kernels.gram(rows, out, accumulate=begun)
-        self._term.symmetric |= {name}
+        self.kernels.gram(rows, out, accumulate=begun)
+        self.term.symmetric |= {name}
 
     def add_product(self, name: str, left: Array, right: Array) -> None:
         """name += leftᵀ right"""
         out, begun = self._sum(name, (left.shape[1], right.shape[1]))
         scratch = None
-        if begun and self._kernels is NUMPY:  # devices have their own
-            scratch = self._workspace.array("product", out.shape, out.dtype)
-        self._kernels.cross(left, right, out, begun, scratch)
+        if begun and self.kernels is NUMPY:  # devices have their own
+            scratch = self.workspace.array("product", out.shape, out.dtype)
+        self.kernels.cross(left, right, out, begun, scratch)
 
     def add(self, name: str, values: Array) -> None:
         """name += values"""
@@ -105,19 +128,19 @@ class Accumulator:
 
     def _sum(self, name: str, shape: tuple[int, ...]) -> tuple[Array, bool]:
         """The buffer of a sum, and whether anything was added to it before."""
-        known = self._term.arrays
+        known = self.term.arrays
         if name in known:
             return known[name], True
-        if self._kernels is NUMPY:
-            known[name] = self._workspace.sums(name, shape, self._dtype)
+        if self.kernels is NUMPY:
+            known[name] = self.workspace.sums(name, shape, self.dtype)
         else:
-            known[name] = self._kernels.empty(shape, self._dtype)
+            known[name] = self.kernels.empty(shape, self.dtype)
         return known[name], False
 
     def finish(self, **counts: int) -> Term:
         """The term, with these counts."""
-        self._term.counts |= counts
-        return self._term
+        self.term.counts |= counts
+        return self.term
 
 
 class Rows:
@@ -132,7 +155,7 @@ class Rows:
     def __init__(
         self, data: ClientData, chain: Chain, dtype: Any, kernels: Kernels = NUMPY, budget: int = 0
     ) -> None:
-        check_opening(data, chain)
+        data.check_width(chain.opening["features"], "the run")
         self.data = data
         self.dtype = dtype
         self.kernels = kernels
@@ -145,7 +168,7 @@ class Rows:
         opening = chain.opening
         self.outputs: int = opening["outputs"]
         # Everything but the features is small: it lies where the kernels compute for all passes.
-        here, classes = kernels.array, opening_classes(chain)
+        here, classes = kernels.array, labels_from_note(opening["classes"])
         labels, weights = data.own_labels(), data.own_weights()
         self.codes = None if classes is None else encode_labels(labels, classes)
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64, copy=False))
@@ -154,8 +177,7 @@ class Rows:
             values = label_matrix(labels, names)
         self._values = None if values is None else here(values, dtype)
         self._roots = None if weights is None else here(np.sqrt(weights)[:, None], dtype)
-        prepared = blocks_with(chain, "preparation")
-        arrays = prepared[0].arrays if prepared else {}
+        arrays = next((block.arrays for block in chain.blocks if "preparation" in block.note), {})
         self._preparation = {name: here(array) for name, array in arrays.items()} or None
 
     def __len__(self) -> int:
@@ -203,7 +225,7 @@ class Rows:
 
     def ones(self, span: slice) -> Array:
         """A column of ones for these rows, each times the square root of its row's weight."""
-        count = len(range(*span.indices(len(self))))
+        count = len(range(*span.indices(len(self.data))))
         return self.weighted(span, self.kernels.array(np.ones((count, 1), dtype=self.dtype)))
 
     def is_right(self, span: slice, scores: Array) -> int:
@@ -215,9 +237,9 @@ class Rows:
 
     def spans(self, width: int | None = None) -> Iterator[slice]:
         """Spans of the rows, for a pass that makes rows of this width; an empty one if there are none."""
-        yield from chunks(len(self), width or self.width, self.kernels)
-        if not len(self):
-            yield slice(0, 0)
+        rows, length = len(self.data), self.kernels.chunk_rows(width or self.width)
+        for start in range(0, max(1, rows), length):
+            yield slice(start, min(start + length, rows))
 
     def blocks(self) -> Iterator[tuple[Array, Array]]:
         """Features and targets, some thousand rows at a time, each times the square root of the row's weight:
@@ -275,8 +297,8 @@ def check_sums(total: Total, spec: Spec) -> None:
 
 def preparation_in(chain: Chain) -> Preparation | None:
     """The preparation of rows in the model so far, if there is one."""
-    found = blocks_with(chain, "preparation")
-    return Preparation.from_arrays(found[0].arrays) if found else None
+    found = next((block.arrays for block in chain.blocks if "preparation" in block.note), None)
+    return None if found is None else Preparation.from_arrays(found)
 
 
 def preparation_block(preparation: Preparation) -> Block:
@@ -299,3 +321,63 @@ def answer_moments(data: ClientData, request: Request, memory: Memory) -> Term:
         if request.note.get("squares", False):
             sums.add("target_square", (targets**2).sum(axis=0))
     return sums.finish(rows=len(rows))
+
+
+# -- methods of one exchange ----------------------------------------------------------------------
+
+ONCE = "one-exchange"
+
+
+class OneExchange(Method[M]):
+    """A method that solves for its model from one total."""
+
+    @abstractmethod
+    def answer(self, rows: Rows) -> Term:
+        """The client's term: sums over its rows."""
+
+    @abstractmethod
+    def solve(self, total: Total, spec: Spec) -> M:
+        """The model of the total of all terms."""
+
+    def start(self, spec: Spec) -> Run[M]:
+        return OneExchangeRun(self, spec)
+
+
+class OneExchangeRun(Run[M]):
+    """Asks once and solves."""
+
+    method: OneExchange[M]
+    _model: M | None = None
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        return self.ask(ONCE, 0, clients) if self._model is None else None
+
+    def absorb(self, total: Total) -> None:
+        check_rows(total.count("rows"))
+        if self.spec.classes is not None:
+            check_classes(int(np.count_nonzero(total["class_rows"])))
+        self._model = self.method.solve(total, self.spec)
+        self.record(total, "classifier")
+
+    def model(self) -> M:
+        assert self._model is not None
+        return self._model
+
+    def stored(self) -> dict[str, Any]:
+        return {"model": None if self._model is None else self._model.contents()}
+
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        if kept["model"] is not None:
+            self._model = model_from_contents(*kept["model"])  # type: ignore[assignment]
+
+
+@step(ONCE)
+def answer_once(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The method's own answer, with the client's rows counted."""
+    method: OneExchange[Any] = registry.method_of(memory.chain.opening)
+    rows = cached_rows(data, memory, np.float64)
+    term = method.answer(rows)
+    term.counts["rows"] = len(rows)
+    if rows.codes is not None:
+        term.arrays["class_rows"] = np.bincount(rows.codes, minlength=rows.outputs).astype(np.float64)
+    return term

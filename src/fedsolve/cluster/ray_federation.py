@@ -23,12 +23,11 @@ from fedsolve.cluster.lanes import Lane, Node, in_lanes, shares
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.worker import Seen
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.batch import batched
 from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum, plain
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.fingerprints import Held, Holdings
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
-from fedsolve.federation.members import PartitionedRows, partitioned, task_for
+from fedsolve.federation.members import PartitionedRows, batched, partitioned, task_for
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import Task

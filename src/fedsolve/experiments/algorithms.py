@@ -41,8 +41,7 @@ class Comparison(ABC):
     local: ClassVar[bool] = False
     """Whether it can be measured client by client."""
 
-    def __post_init__(self) -> None:
-        check(self)
+    __post_init__ = check
 
     @abstractmethod
     def run(self, trial: Trial) -> Outcome:

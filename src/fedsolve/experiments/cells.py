@@ -21,8 +21,7 @@ from fedsolve.experiments.algorithms import Comparison, build, parameter_names
 from fedsolve.experiments.config import Cell, PartitionSpec
 from fedsolve.experiments.outcomes import Clock, Outcome, enter_rounds
 from fedsolve.experiments.sources import ExperimentRows, Tick
-from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.followers import Followers, Training
+from fedsolve.federation.engine import Federation, Followers, Spec, Training
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
@@ -197,7 +196,7 @@ def train_cell(
         outcome.values["partition"]["class_counts"] = counts.tolist()
     scores = {name: outcome.values[name] for name in ("accuracy", "train_accuracy")}
     found = {**scores, **outcome.values["measures"]}
-    trial.follow.scored({name: float(value) for name, value in found.items() if value is not None})
+    trial.follow.tell("scored", {name: float(value) for name, value in found.items() if value is not None})
     return outcome
 
 
@@ -210,13 +209,13 @@ def _compared(chosen: Comparison, trial: Trial) -> Outcome:
     clients = trial.names or tuple(map(str, range(trial.clients)))
     spec = Spec(features, classes, len(classes), "bytes", trial.cell.device)
     parameters = dict(trial.cell.parameters)
-    trial.follow.started(Training(trial.cell.method.algorithm, parameters, spec, clients, expected=0))
+    trial.follow.tell("started", Training(trial.cell.method.algorithm, parameters, spec, clients, expected=0))
     try:
         outcome = chosen.run(trial)
     except BaseException as problem:
-        trial.follow.stopped(problem)
+        trial.follow.tell("stopped", problem)
         raise
-    trial.follow.finished(None)
+    trial.follow.tell("finished", None)
     return outcome
 
 
@@ -234,7 +233,7 @@ def _federated(method: Method[Any], trial: Trial) -> Outcome:
         build_network("mlp:1", 1, 1)
         if rows.x_test is not None and rows.y_test is not None:
             watches.append(Watch(rows.x_test, rows.y_test, representation=measure.representation))
-    besides = Followers(*watches, trial.follow)
+    besides = Followers([*watches, trial.follow])
     clock = Clock(trial.tick, besides)
     with _federation(trial) as federation:
         model = method.fit(federation, follow=(clock, besides))

@@ -13,7 +13,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.closedform.predictors import DeepModel, StagedModel
 from fedsolve.federation.card import totals
-from fedsolve.federation.followers import Follower, Followers
+from fedsolve.federation.engine import Follower, Followers
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.scoring.client_scores import ClientScores

@@ -21,7 +21,7 @@ from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.config import ENGINES, Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, TEXT, Journal
 from fedsolve.experiments.sources import ExperimentRows, Source
-from fedsolve.federation.followers import Follower, Within
+from fedsolve.federation.engine import Follower, Within
 from fedsolve.threads import usable_cores
 from fedsolve.version import __version__
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array, as_features, check_arrays
+from fedsolve.arrays import Array, StreamedRows, check_arrays
 from fedsolve.backends import Kernels
 from fedsolve.backends.devices import torch_type
 from fedsolve.errors import DataError
@@ -51,14 +51,18 @@ class ClientData:
         schema: Schema | None = None,
         cells: RowCells | None = None,
     ) -> None:
-        self.source = as_features(features)
-        self.labels = plain_labels(labels)
-        self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
+        weights = None if weights is None else np.asarray(weights, dtype=np.float64)
+        if not checked:
+            features = features if isinstance(features, np.ndarray | StreamedRows) else np.asarray(features)
+            labels = plain_labels(labels)
+            check_arrays(features, labels, weights, missing=schema is not None)
+        self.source = features
+        self.labels: Array = labels
+        self.weights: Array | None = weights
+        self.width = int(features.shape[1])
         self.rows = rows
         self.schema = schema
         self.cells = cells
-        if not checked:
-            check_arrays(self.source, self.labels, self.weights, missing=schema is not None)
         if schema is not None and schema.width != self.width:
             raise DataError(
                 f"the schema makes {schema.width} features of a row; these have {self.width}. "
@@ -68,13 +72,10 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.source) if self.rows is None else len(self.rows)
 
-    @property
-    def width(self) -> int:
-        return int(self.source.shape[1])
-
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
-        """The features of this client's rows `span`, as a contiguous array."""
-        return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
+        """The features of this client's rows `span`, as a contiguous array; None: in their stored type."""
+        rows = span if self.rows is None else self.rows[span]
+        return np.ascontiguousarray(self.source[rows], dtype=dtype)
 
     def spans(self, rows: int = 16384) -> Iterator[slice]:
         """This client's rows, some thousand at a time."""
@@ -103,10 +104,10 @@ class ClientData:
             )
 
     def own_labels(self) -> Array:
-        return self._own(self.labels, slice(None))
+        return self.labels if self.rows is None else self.labels[self.rows]
 
     def own_weights(self) -> Array | None:
-        return None if self.weights is None else self._own(self.weights, slice(None))
+        return self.weights if self.weights is None or self.rows is None else self.weights[self.rows]
 
     def row_hashes(self, key: int | str = 0) -> Array:
         """A number for each of this client's rows that its content alone decides: see `folds`.
@@ -116,8 +117,8 @@ class ClientData:
         if self.cells is not None:
             return self.cells.hashes
         labels = self.own_labels()
-        spans = list(self.spans(_ROWS)) or [slice(0)]
-        return np.concatenate([row_hashes(self._own(self.source, s), labels[s], key) for s in spans])
+        spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(labels)), _ROWS)]
+        return np.concatenate([row_hashes(self.features(s, None), labels[s], key) for s in spans])
 
     def taking(self, chosen: Array) -> ClientData:
         """The rows of this client where `chosen` is true, nothing copied.
@@ -147,10 +148,7 @@ class ClientData:
     def incomplete(self) -> bool:
         """Whether a value of these rows is missing."""
         # NaN anywhere makes the sum NaN; infinite values were refused.
-        return self.schema is not None and bool(np.isnan(np.sum(self._own(self.source, slice(None)))))
-
-    def _own(self, array: Array, span: slice) -> Array:
-        return array[span] if self.rows is None else array[self.rows[span]]
+        return any(np.isnan(np.sum(self.features(span, None))) for span in self.spans(_ROWS))
 
 
 class PreparedData(ClientData):
@@ -162,6 +160,7 @@ class PreparedData(ClientData):
     def __init__(self, raw: ClientData, preparation: Preparation, weights: Array | None) -> None:
         self._raw = raw
         self._preparation = preparation
+        self.width = raw.width
         self.labels = raw.own_labels()
         self.weights = weights
         self.rows = None
@@ -170,10 +169,6 @@ class PreparedData(ClientData):
 
     def __len__(self) -> int:
         return len(self._raw)
-
-    @property
-    def width(self) -> int:
-        return self._raw.width
 
     @cached_property
     def source(self) -> Array:
@@ -228,28 +223,30 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
     blocks = chain.digests[1], "" if place is None else chain.digests[place + 1]
     known = cache.get("table")
     if known is None or known[0] != blocks:
-        rows, schema = data, run_schema(chain)
-        if schema is not None and data.schema is None:
-            raise DataError(
-                "this run describes its rows by a schema, and this client's rows came without one. Encode "
-                "the table with the run's schema, and say so (ClientData(..., schema=schema))."
-            )
-        if schema is not None and data.schema is not None and (unlike := data.schema.differences(schema)):
-            raise DataError(
-                f"this client's schema is not the run's: {'; '.join(unlike)}. All sites must use the same."
-            )
+        rows = data
+        if (note := chain.opening.get("schema")) is not None:
+            if data.schema is None:
+                raise DataError(
+                    "this run describes its rows by a schema, and this client's rows came without one. "
+                    "Encode the table with the run's schema, and say so (ClientData(..., schema=schema))."
+                )
+            if unlike := data.schema.differences(Schema.from_note(note)):
+                raise DataError(
+                    f"this client's schema is not the run's: {'; '.join(unlike)}. All sites must use the "
+                    "same."
+                )
         if place is not None:
             rows = _shown(data, chain.blocks[place].arrays, chain.opening)
         if known is not None and known[0][1] != blocks[1]:
             cache.clear()
         known = cache["table"] = (blocks, rows)
+    shown: ClientData = known[1]
     takes = kind == TABLE_MOMENTS or chain.opening.get("incomplete", False)
-    if not takes and known[1].incomplete:
+    if shown.schema is not None and not takes and shown.incomplete:
         raise DataError(
             "this client has missing values, and the run does not fill them. Train with the schema that the "
             "rows were encoded with (schema=), or remove the rows."
         )
-    shown: ClientData = known[1]
     return shown
 
 

@@ -97,6 +97,7 @@ def named(clients: tuple[str, ...]) -> str:
     return f"'{clients[0]}'" if len(clients) == 1 else f"'{clients[0]}' to '{clients[-1]}'"
 
 
+@dataclass(eq=False)
 class RunningSum:
     """Adds answers in the order given, which is that of the clients' names in every engine.
 
@@ -107,11 +108,10 @@ class RunningSum:
     term:   the sum as an addend of another one, symmetric arrays as upper triangles.
     """
 
-    def __init__(self, layout: TermLayout | None = None) -> None:
-        self.term = Term()
-        self._layout = layout
-        self._first: tuple[str, TermLayout] | None = None
-        self._alike = 0
+    layout: TermLayout | None = None
+    term: Term = field(default_factory=Term)
+    _first: tuple[str, TermLayout] | None = field(default=None, init=False)
+    _alike: int = field(default=0, init=False)
 
     def check(
         self, term: Term, *clients: str, empty: tuple[str, ...] = (), catch_up_bytes: int = 0
@@ -126,8 +126,8 @@ class RunningSum:
                 raise TermError(
                     f"{who} sent '{name}': what is gathered ends in @ and the name of its own client."
                 )
-        if self._layout is not None and not _abstains(term):
-            self._layout.check(TermLayout.of(term, *clients), who)
+        if self.layout is not None and not _abstains(term):
+            self.layout.check(TermLayout.of(term, *clients), who)
         term.check_finite(who)
         for name, count in term.counts.items():
             if abs(count) > _LARGEST_COUNT:

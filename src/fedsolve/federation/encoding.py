@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsolve import version
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, to_bytes, views, with_prefix
+from fedsolve.container import from_bytes, to_bytes, with_prefix
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Needs, Request, Term, check_triangle
 
@@ -49,10 +49,13 @@ def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = from_bytes(data, what="this request", error=TermError)
     with _complete(note, "request"):
-        for name, kind in (_FIELDS | {"blocks": list}).items():
-            _check_field(name, note[name], kind)
-        for block in note["blocks"]:
-            _check_field("blocks", block, dict)
+        fields = [(name, note[name], kind) for name, kind in (_FIELDS | {"blocks": list}).items()]
+        fields += [("blocks", block, dict) for block in note["blocks"]]
+        for name, value, kind in fields:  # numbers end up in the names of files
+            fits = isinstance(value, kind) and not isinstance(value, bool)
+            if not fits or (kind is int and value < 0):
+                wanted = "whole number" if kind is int else kind.__name__
+                raise TermError(f"'{name}' of this request must be a {wanted}; got {ascii(value)[:80]}.")
         return Request(
             **{name: note[name] for name in _FIELDS},
             cohort=(),
@@ -85,7 +88,7 @@ def read_term(data: Array) -> Term | Needs:
 
     Refused when damaged or of another version; arrays are in the order of their names.
     """
-    arrays, note = views(data, what="this term", error=TermError)
+    arrays, note = from_bytes(data, what="this term", error=TermError, remedy="Send it again.", copied=False)
     with _complete(note, "term", "needs"):
         if note["message"] == "needs":
             return Needs(int(note["have"]))
@@ -120,14 +123,6 @@ def _complete(note: dict[str, Any], message: str, *others: str) -> Iterator[None
             f"this {message} is incomplete ({type(problem).__name__}: {problem}). Send it again from the "
             "same fedsolve version."
         ) from problem
-
-
-def _check_field(name: str, value: Any, kind: type) -> None:
-    """Refuse what is not of its type: numbers end up in the names of files."""
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if not fits or (kind is int and value < 0):
-        wanted = "whole number" if kind is int else kind.__name__
-        raise TermError(f"'{name}' of this request must be a {wanted}; got {ascii(value)[:80]}.")
 
 
 def request_digest(request: Request) -> str:

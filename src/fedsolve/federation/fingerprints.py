@@ -1,9 +1,8 @@
-"""Fingerprints: digests of a client's rows, and of single rows.
+"""Fingerprints: digests of a client's rows. Those of single rows are in `folds`.
 
 * A checkpoint keeps what every client held (`Holdings`): the number of rows, and a digest of labels, weights,
   the first row and the last. More would mean reading all rows of all clients.
 * A site keeps a digest of all its rows by run (`RowsByRun`).
-* A secure site keeps a keyed digest of every row (`row_digests`), to count how many were added or removed.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from fedsolve import container
 from fedsolve.arrays import Array, StreamedRows
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.client_data import ClientData
-from fedsolve.labels import number
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 4096
 _RUNS = 100
 
@@ -50,30 +47,6 @@ def held_by(data: ClientData, whole: bool = False) -> Held:
     for start in range(0, len(data) if whole else 0, _BLOCK):
         digest.update(_plain(data.features(slice(start, start + _BLOCK))))
     return len(data), digest.hexdigest()
-
-
-def row_digests(data: ClientData, key: bytes) -> Array:
-    """One number of 64 bits for each row with its label and weight; repeats of a row have different ones.
-
-    A label that a server's class list spells as text counts as the number that it is: otherwise a server
-    could make all rows look new.
-    """
-    labels, weights = data.own_labels(), data.own_weights()
-    digests = np.empty(len(data), dtype=np.uint64)
-    for start in range(0, len(data), _BLOCK):
-        for place, row in enumerate(data.features(slice(start, start + _BLOCK)), start):
-            label = np.atleast_1d(labels[place]).tolist()
-            spelled = [str(each) if (value := number(each)) is None else repr(value) for each in label]
-            about = [spelled, None if weights is None else float(weights[place])]
-            state = hashlib.blake2b(repr(about).encode(), digest_size=8, key=key)
-            state.update(row.tobytes())
-            digests[place] = int.from_bytes(state.digest(), "little")
-    order = np.argsort(digests, kind="stable")
-    ordered = digests[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else order
-    repeats = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-    digests[order] += repeats.astype(np.uint64) * _ODD
-    return digests
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.labels import plain_labels
+from fedsolve.labels import number, plain_labels
 
 if TYPE_CHECKING:
     from fedsolve.federation.client_data import ClientData
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 FOLDS = 3
 """Folds that rows are dealt into: those of a choice and of a calibration alike."""
 
-_BLOCK = 65536
+_BLOCK, _DIGESTED = 65536, 4096
+"""Rows that are hashed, and digested, at a time."""
 _NAN = np.uint64(0x7FF8000000000000)
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -59,14 +60,14 @@ def row_hashes(features: Any, labels: Any = None, key: int | str = 0) -> Array:
         part = np.ascontiguousarray(values[start : start + _BLOCK].T, dtype=np.float64)
         words = (part + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
         words = np.where(np.isnan(part), _NAN, words)
-        for number, column in enumerate(words):
-            _enter(hashes[start : start + _BLOCK], column, number)
+        for place, column in enumerate(words):
+            _enter(hashes[start : start + _BLOCK], column, place)
     if labels is not None:
         given = plain_labels(labels)
         if len(given) != len(values):
             raise DataError(f"{len(values)} rows but {len(given)} labels.")
-        for number, column in enumerate(np.atleast_2d(given.T)):
-            _enter(hashes, _label_words(column), -1 - number)
+        for place, column in enumerate(np.atleast_2d(given.T)):
+            _enter(hashes, _label_words(column), -1 - place)
     return mixed_words(hashes)
 
 
@@ -105,6 +106,30 @@ def mixed_words(words: Array) -> Array:
     mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+def row_digests(data: ClientData, key: bytes) -> Array:
+    """One number of 64 bits for each row with its label and weight; repeats of a row have different ones.
+
+    A label that a server's class list spells as text counts as the number that it is: otherwise a server
+    could make all rows look new.
+    """
+    labels, weights = data.own_labels(), data.own_weights()
+    digests = np.empty(len(data), dtype=np.uint64)
+    for start in range(0, len(data), _DIGESTED):
+        for place, row in enumerate(data.features(slice(start, start + _DIGESTED)), start):
+            label = np.atleast_1d(labels[place]).tolist()
+            spelled = [str(each) if (value := number(each)) is None else repr(value) for each in label]
+            about = [spelled, None if weights is None else float(weights[place])]
+            state = hashlib.blake2b(repr(about).encode(), digest_size=8, key=key)
+            state.update(row.tobytes())
+            digests[place] = int.from_bytes(state.digest(), "little")
+    order = np.argsort(digests, kind="stable")
+    ordered = digests[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else order
+    repeats = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    digests[order] += repeats.astype(np.uint64) * _ODD
+    return digests
 
 
 @dataclass(frozen=True)
@@ -173,11 +198,6 @@ class Part:
             raise DataError(f"folds are numbers from 0 to {self.count - 1}; got {list(self.folds)}.")
 
     @property
-    def fraction(self) -> float:
-        """About what share of all rows this part has."""
-        return len(self.folds) / self.count
-
-    @property
     def rest(self) -> Part:
         """All other rows."""
         return Part(tuple(set(range(self.count)) - set(self.folds)), self.count)
@@ -191,17 +211,12 @@ class Part:
         return {PART: asdict(self)}
 
 
-def part_from(note: Mapping[str, Any] | None) -> Part | None:
-    """The part that a note describes; None: all rows."""
-    return None if note is None else Part(tuple(note["folds"]), note["count"])
-
-
 def part_of(request: Request, chain: Chain) -> Part | None:
     """The part that a request is about: its own, or that of the run it belongs to; None: all rows."""
     note: Mapping[str, Any] | None = request.note.get(PART)
     if note is None and request.position:
         note = chain.opening.get(PART)
-    return part_from(note)
+    return None if note is None else Part(**note)
 
 
 def speaks_of_parts(note: Any) -> bool:

@@ -13,10 +13,17 @@ from typing import Any, Literal
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import DataError
-from fedsolve.federation.batch import Batch, Outcome, batched
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum
 from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.members import Members, PartitionedRows, partitioned, task_for
+from fedsolve.federation.members import (
+    Batch,
+    Members,
+    Outcome,
+    PartitionedRows,
+    batched,
+    partitioned,
+    task_for,
+)
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.participant import DEFAULT_MEMORY, Participant, Workspace
 from fedsolve.labels import Task, label_matrix

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.backends.activations import ACTIVATIONS, activate
 from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Block
 
@@ -100,12 +99,6 @@ def differs(run: Any, mine: Mapping[str, Array], theirs: Mapping[str, Array]) ->
     return None
 
 
-@singledispatch
-def bounds(run: Any, note: Mapping[str, Any]) -> dict[str, float]:
-    """What no number of a client's answer to this request can exceed, by array, where that is known."""
-    return {}
-
-
 def notes_differ(mine: Any, theirs: Any, unlike: Collection[str] = (), place: str = "") -> str | None:
     """Where two notes differ, in words; numbers with a fraction may do so by rounding. unlike: places that
     may hold anything.
@@ -133,18 +126,3 @@ def notes_differ(mine: Any, theirs: Any, unlike: Collection[str] = (), place: st
         if found is not None:
             return found
     return None
-
-
-def flat_activations(parameters: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """Parameters whose activation has one value on a whole stretch of what standardised rows make it see, so
-    that a unit may be equal for all rows but one: (parameter, activation, gain).
-    """
-    given, found = parameters.get("gain"), []
-    for name, chosen in parameters.items():
-        gain = float(given) if isinstance(given, int | float) and name != "zero_activation" else 1.0
-        told = name.endswith("activation") and not name.startswith("refinement")  # which stays at its client
-        if told and chosen in ACTIVATIONS:
-            reach = max(4.0, np.sqrt(3.0) * gain)  # three deviations of a random projection
-            if np.any(np.diff(activate(chosen, np.linspace(-reach, reach, 2001))) == 0):
-                found.append((name, chosen, gain))
-    return found

@@ -60,10 +60,6 @@ class Chain:
         chain.blocks, chain.digests = self.blocks[:position], self.digests[: position + 1]
         return chain
 
-    def truncate(self, position: int) -> None:
-        del self.blocks[position:]
-        del self.digests[position + 1 :]
-
     def accept(self, request: Request) -> bool:
         """Bring this chain to the request's position; False when earlier blocks are missing.
 
@@ -73,22 +69,21 @@ class Chain:
         position = request.position
         if position == 0:  # a question that needs no model, such as an evaluation, leaves it alone
             return True
-        if len(self) >= position and self.digests[position] == request.digest:
-            self.truncate(position)
-            return True
-        if len(self) < request.first:
+        known = len(self) >= position and self.digests[position] == request.digest
+        first = position if known else position - len(request.blocks)
+        if len(self) < first:
             return False
-        self.truncate(request.first)
-        for block in request.blocks:
+        del self.blocks[first:], self.digests[first + 1 :]
+        for block in () if known else request.blocks:
             self.append(block)
-        if self.digest == request.digest:
+        if self.digests[-1] == request.digest:
             return True
-        if request.first == 0:
+        if first == 0:
             raise TermError(
                 f"exchange {request.exchange}: the model blocks received do not have the digest the "
                 "request names; they were damaged on the way. Send the request again."
             )
-        self.truncate(0)
+        del self.blocks[:], self.digests[1:]
         return False
 
 
@@ -154,8 +149,10 @@ class Term:
     def nbytes(self) -> int:
         """Payload: bytes of the arrays as they are sent, symmetric ones as a triangle."""
         return sum(
-            array.itemsize * packed_size(len(array)) if self._is_square(name) else array.nbytes
-            for name, array in self.arrays.items()
+            array.itemsize * packed_size(len(array))
+            if n in self.symmetric and array.ndim == 2
+            else array.nbytes
+            for n, array in self.arrays.items()
         )
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -164,9 +161,6 @@ class Term:
         if name in self.symmetric and array.ndim == 1:
             return (check_triangle(array),) * 2
         return array.shape
-
-    def _is_square(self, name: str) -> bool:
-        return name in self.symmetric and self.arrays[name].ndim == 2
 
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; arrays of one name must have one shape, the others are taken over."""
@@ -186,7 +180,7 @@ class Term:
             if summed is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = _times(array, factor)
-            elif self._is_square(name):
+            elif name in self.symmetric and summed.ndim == 2:
                 for row in range(0, len(summed), _TRIANGLE_ROWS):
                     rows = slice(row, row + _TRIANGLE_ROWS)
                     _add(summed[rows, row:], array[rows, row:], factor)
@@ -227,7 +221,7 @@ class Term:
         """This term as it travels: in the host's memory, symmetric arrays as triangles."""
         self.on_host()
         arrays = {
-            name: pack_triangle(array) if self._is_square(name) else array
+            name: pack_triangle(array) if name in self.symmetric and array.ndim == 2 else array
             for name, array in self.arrays.items()
         }
         return Term(arrays, self.counts, self.symmetric, self.factors)

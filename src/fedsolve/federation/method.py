@@ -7,18 +7,18 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from fedsolve import container, registry, version
 from fedsolve.arrays import Array
+from fedsolve.backends.activations import ACTIVATIONS, activate
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.engine import Federation, Follow, Spec
 from fedsolve.federation.folds import Part
-from fedsolve.federation.followers import Follow
-from fedsolve.federation.meaning import JUDGE, bounds
+from fedsolve.federation.meaning import JUDGE
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
@@ -67,6 +67,12 @@ class Record:
 
 SCORES = "scores"
 """Of a record's metrics: means and spread of the scores of the rows that a model was trained on."""
+
+
+@singledispatch
+def bounds(run: Any, note: Mapping[str, Any]) -> dict[str, float]:
+    """What no number of a client's answer to this request can exceed, by array, where that is known."""
+    return {}
 
 
 class Run(ABC, Generic[M]):
@@ -154,7 +160,7 @@ class Run(ABC, Generic[M]):
     ) -> Request:
         """The request of this exchange, with the blocks of the model that clients do not have yet.
 
-        sizes: gives, by array, an upper bound on the numbers of a term; `meaning.bounds` by default.
+        sizes: gives, by array, an upper bound on the numbers of a term; `bounds` by default.
         """
         self._asked = Request(
             kind=kind,
@@ -164,7 +170,7 @@ class Run(ABC, Generic[M]):
             note=note or {},
             arrays=arrays or {},
             position=len(self.chain),
-            digest=self.chain.digest,
+            digest=self.chain.digests[-1],
             blocks=tuple(self.chain.blocks[self._sent :]),
             sizes=partial(bounds, self, note or {}) if sizes is None else sizes,
         )
@@ -265,6 +271,8 @@ class Method(ABC, Generic[M]):
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     recurring: names of other arrays, or beginnings of names that end in ".", whose totals are of like size
              in all exchanges: in half the bytes too, and asked for again in full where that does not do.
+    preparation: what becomes of a table's numbers before a step sees them; "public": by the schema alone.
+    chooses: whether parameters, or the method itself, are still to be chosen among `candidates`.
     laws:    what holds of the method in every federation.
     travels: how often and what, in words ("exchanges", "up", "down"), where `register` is not told.
     recommended: defaults of commands and estimators, such as "auto" for what can be chosen.
@@ -275,14 +283,11 @@ class Method(ABC, Generic[M]):
     multilabel: ClassVar[bool] = False
     additive: ClassVar[frozenset[str]] = frozenset()
     recurring: ClassVar[frozenset[str]] = frozenset()
+    preparation: ClassVar[Literal["standardise", "fill", "none", "public"]] = "standardise"
+    chooses: ClassVar[bool] = False
     laws: ClassVar[Laws] = Laws()
     travels: ClassVar[Mapping[str, str]] = {}
     recommended: ClassVar[Mapping[str, Any]] = {}
-
-    @property
-    def preparation(self) -> Literal["standardise", "fill", "none", "public"]:
-        """What becomes of a table's numbers before a step sees them; "public": by the schema alone."""
-        return "standardise"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -295,9 +300,8 @@ class Method(ABC, Generic[M]):
         """A small instance, for checks and examples: seconds, not minutes."""
         return cls()
 
-    def __post_init__(self) -> None:
-        """Check each parameter; a method adds the rules that involve several of them."""
-        check(self)
+    __post_init__ = check
+    """Checks each parameter; a method adds the rules that involve several of them."""
 
     @abstractmethod
     def start(self, spec: Spec) -> Run[M]:
@@ -322,11 +326,6 @@ class Method(ABC, Generic[M]):
     def traffic(self, spec: Spec, rows: int) -> tuple[int, int]:
         """How many numbers a client sends besides AFL's sums, and receives; zero where it is not known."""
         return 0, 0
-
-    @property
-    def chooses(self) -> bool:
-        """Whether parameters, or the method itself, are still to be chosen among `candidates`."""
-        return False
 
     def afforded(self, spec: Spec) -> Method[M]:
         """This method, with any limits of time and memory turned into sizes."""
@@ -359,7 +358,7 @@ class Method(ABC, Generic[M]):
         checkpoint: file that holds the state after every exchange, replaced atomically; clients of this
                     process keep their share of it in a folder beside it, NAME.clients.
         resume:     continue from that file if it exists; without it an existing file is not touched.
-        follow:     followers of the training, such as trackers (see `followers`), and functions that are
+        follow:     followers of the training, such as trackers (see `engine`), and functions that are
                     called after every exchange with its record and the expected number of exchanges.
 
         The others say what comes before and after the training: see `Recipe`.
@@ -386,3 +385,18 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
 def opening_classes(chain: Chain) -> Array | None:
     """The class list a participant was told in the opening."""
     return labels_from_note(chain.opening["classes"])
+
+
+def flat_activations(parameters: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Parameters whose activation has one value on a whole stretch of what standardised rows make it see, so
+    that a unit may be equal for all rows but one: (parameter, activation, gain).
+    """
+    given, found = parameters.get("gain"), []
+    for name, chosen in parameters.items():
+        gain = float(given) if isinstance(given, int | float) and name != "zero_activation" else 1.0
+        told = name.endswith("activation") and not name.startswith("refinement")  # which stays at its client
+        if told and chosen in ACTIVATIONS:
+            reach = max(4.0, np.sqrt(3.0) * gain)  # three deviations of a random projection
+            if np.any(np.diff(activate(chosen, np.linspace(-reach, reach, 2001))) == 0):
+                found.append((name, chosen, gain))
+    return found

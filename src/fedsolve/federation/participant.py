@@ -34,22 +34,19 @@ DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
 
 
+@dataclass(eq=False)
 class Workspace:
     """Named scratch arrays of one worker, kept between calls and grown when needed: fresh ones would cost as
     much in page faults as the arithmetic in them. A buffer is valid until its name is asked for again.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Array] = {}
-        self._sums: dict[str, Array] = {}
-        self._within: dict[str, dict[str, Array]] = {}
+    _buffers: dict[str, Array] = field(default_factory=dict)
+    _sums: dict[str, Array] = field(default_factory=dict)
+    _within: dict[str, dict[str, Array]] = field(default_factory=dict, init=False)
 
     def within(self, name: str) -> Workspace:
         """A workspace with sums of its own and the same scratch arrays."""
-        inner = Workspace()
-        inner._buffers = self._buffers
-        inner._sums = self._within.setdefault(name, {})
-        return inner
+        return Workspace(self._buffers, self._within.setdefault(name, {}))
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         """An array of this shape with unspecified contents."""
@@ -124,7 +121,7 @@ def step(
     """Register a client step: the function that answers requests of this kind.
 
     over_rows: whether the term is a sum over rows, so that clients who bring their rows together answer with
-        the sum of their answers (`batch`).
+        the sum of their answers (`members`).
     releases: by array, what one row changes at most (`noisy_sums`); without them it answers no private run.
     counts: arrays that are numbers of rows; they tell less than others do.
     """
@@ -194,14 +191,15 @@ class Participant:
 
         device: where its steps compute, see `backends`; what it sends has the same form from any.
         guard, set later, refuses requests by raising, before a step computes anything.
+        channels, filled later, has what answers letters, by what they are about.
         """
         self.name = name
         self.data = data
         self._own_states = states
         self._parts: dict[Part | None, tuple[ClientData, dict[str, Any]]] = {}
         self._parts_of: tuple[ClientData, list[str]] = data, []
-        self._channels: dict[str, Callable[[bytes], bytes]] = {}
         self.guard: Guarding | None = None
+        self.channels: dict[str, Callable[[bytes], bytes]] = {}
         self.memory = Memory(
             budget=memory_budget,
             scratch=scratch,
@@ -262,7 +260,7 @@ class Participant:
             if part not in self._parts:
                 self._parts[part] = (whole if part is None else part.of(whole)), {}
             data, cache = self._parts[part]
-            share = 1.0 if part is None else part.fraction
+            share = 1.0 if part is None else len(part.folds) / part.count
             memory = replace(memory, cache=cache, budget=int(share * memory.budget))
         if request.position == 0:  # a question without a model, such as an evaluation
             return data, memory
@@ -292,14 +290,10 @@ class Participant:
         """Copy the rows to the device now; otherwise the first exchange does."""
         self.data.placed(self.memory.kernels)
 
-    def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
-        """Answer letters of this channel with this function from now on."""
-        self._channels[channel] = answer
-
     def reply(self, channel: str, letter: bytes) -> bytes:
-        if channel not in self._channels:
+        if channel not in self.channels:
             raise TermError(f"'{self.name}' takes no letters of the kind '{channel}'.")
-        return self._channels[channel](letter)
+        return self.channels[channel](letter)
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
@@ -307,3 +301,25 @@ class Participant:
         self._parts.clear()
         states = StateStore(memory.states.folder, self.name)
         self.memory = replace(memory, chain=Chain(), cache={}, workspace=Workspace(), states=states)
+
+
+def ask(
+    participant: Participant, request: Request, chain: Chain, workspace: Workspace | None = None, **rules: Any
+) -> tuple[Term, int]:
+    """A participant's term, and the bytes of the model blocks that it lacked. rules: as of its `answer`."""
+    term = participant.answer(request, workspace, **rules)
+    catch_up = 0
+    # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
+    # continue them; then it asks for everything.
+    for _ in range(2):
+        if not isinstance(term, Needs):
+            break
+        fuller = request.starting_at(term.have, chain)
+        catch_up += fuller.nbytes
+        term = participant.answer(fuller, workspace, **rules)
+    if isinstance(term, Needs):
+        raise TermError(
+            f"it still lacks model blocks from {term.have} on after being sent them. Restart it "
+            "(participant.forget()) and resume."
+        )
+    return term, catch_up

@@ -28,9 +28,8 @@ from fedsolve.arrays import check_choice
 from fedsolve.calibration import Calibration, Spread, kept_from
 from fedsolve.errors import CalibrationWarning, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK
-from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.folds import PART, Part, part_from
-from fedsolve.federation.followers import Follow, Followers, Training, following
+from fedsolve.federation.engine import Federation, Follow, Followers, Spec, Training, following
+from fedsolve.federation.folds import PART, Part
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import SCORES, Method, Record, Run
@@ -122,7 +121,8 @@ class Recipe(Generic[M]):
         """Train over a federation: see `Method.fit`."""
         spec = federation.describe()
         told = federation.told if self.told is None and math.isfinite(federation.told) else self.told
-        recipe = dataclasses.replace(self, method=self.method.afforded(spec), told=told)
+        method = self.method.afforded(spec) if self.method.chooses else self.method
+        recipe = dataclasses.replace(self, method=method, told=told)
         heard, run = following(follow), recipe.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
@@ -137,7 +137,8 @@ class Recipe(Generic[M]):
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
         federation.plan(max(1, run.exchanges - len(run.history)), recipe, len(run.history))
-        heard.started(
+        heard.tell(
+            "started",
             Training(
                 method=recipe.method.key,
                 parameters=recipe.method.parameters(),
@@ -146,27 +147,28 @@ class Recipe(Generic[M]):
                 expected=run.expected,
                 history=tuple(run.history),
                 checkpoint=None if checkpoint is None else os.fspath(checkpoint),
-            )
+            ),
         )
         try:
             for record in exchanges(run, federation, heard):
-                if found := heard.look(run):
+                if found := heard.tell("look", run):
                     run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
                 if checkpoint is not None:
                     if holdings := federation.holdings():
                         run.whose_rows = holdings.note()
                     container.write_atomically(checkpoint, run.to_bytes(), previous_kept=True)
-                heard.advanced(run.history[-1], run.expected)
-            within, model = federation.within, run.model()
+                heard.tell("advanced", run.history[-1], run.expected)
+            within = federation if federation.within is None else federation.within
+            model = run.model()
             if model.personalises and isinstance(within, LocalFederation):
                 model.federation = within
             # Of a DataFrame the columns are found by name.
             if model.schema is None and (names := getattr(within, "column_names", ())):
                 model.schema = Schema.of_numbers(names, model.classes, labels=model.labels)
         except BaseException as problem:
-            heard.stopped(problem)
+            heard.tell("stopped", problem)
             raise
-        heard.finished(model)
+        heard.tell("finished", model)
         return model
 
     def note(self) -> dict[str, Any]:
@@ -194,7 +196,8 @@ class Recipe(Generic[M]):
             described = note.get("schema")
             schema = None if described is None else Schema.from_note(described)
             method: Method[Any] = registry.method_of(note)
-            return cls(method, schema, **given, part=part_from(note.get("part")))
+            part = None if note.get("part") is None else Part(**note["part"])
+            return cls(method, schema, **given, part=part)
         except (KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise TermError(
                 f"the description of the method is damaged ({type(problem).__name__}: {problem})."
@@ -427,7 +430,7 @@ def stages(recipe: Recipe[Any]) -> list[Stage]:
 
     method, found = recipe.method, []
     numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
-    fills = method.preparation in ("standardise", "fill") and any(c.missing != "refuse" for _, c in numbers)
+    fills = any(c.missing != "refuse" for _, c in numbers) and method.preparation in ("standardise", "fill")
     limited = recipe.calibrate and recipe.told is not None
     # Not for features of images, unless a choice counts the rows.
     if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
@@ -473,16 +476,16 @@ def exchanges(run: Run[Any], federation: Federation, heard: Followers | None = N
 
     heard: told of every request before it goes out.
     """
+    heard = Followers() if heard is None else heard
     while True:
         with blas_threads(run.threads):
             request = run.request(federation.clients)
         if request is None:
             return
-        if heard is not None:
-            if run.outlook:
-                heard.planned(run.outlook)
-                run.outlook = ""
-            heard.asked(request, run.expected)
+        if run.outlook:
+            heard.tell("planned", run.outlook)
+            run.outlook = ""
+        heard.tell("asked", request, run.expected)
         with blas_threads(run.threads):
             run.absorb(federation.exchange(request, run.chain))
         yield run.history[-1]

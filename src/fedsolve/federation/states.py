@@ -8,6 +8,7 @@ and an exchange that never counted leaves nothing behind: the next request names
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,15 +32,16 @@ def ticket(run: str, client: str) -> str:
     return hashlib.sha256(f"{run}|{client}".encode()).hexdigest()[:16]
 
 
+@dataclass(eq=False)
 class StateStore:
     """States of one client, in memory or in a folder.
 
     folder: shared by all clients of a process; each has a folder of its own in it.
     """
 
-    def __init__(self, folder: Path | None = None, client: str = "") -> None:
-        self.folder, self.client = folder, client
-        self._states: dict[tuple[str, int], State] = {}
+    folder: Path | None = None
+    client: str = ""
+    _states: dict[tuple[str, int], State] = field(default_factory=dict, init=False)
 
     def read(self, run: str, exchange: int) -> State:
         """The state filed under this run and exchange; an error names what is missing."""

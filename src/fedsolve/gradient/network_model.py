@@ -104,11 +104,11 @@ class GradientModel(Model):
         return kind(**{name: value for name, value in self.parameters.items() if name in names})
 
     @property
-    def personalises(self) -> bool:
+    def personalises(self) -> bool:  # type: ignore[override]
         return not self.private and hasattr(registry.method_class(self.parameters["method"]), "personal")
 
     @property
-    def predicts(self) -> bool:
+    def predicts(self) -> bool:  # type: ignore[override]
         kind = registry.method_class(self.parameters["method"])
         return self.private or getattr(kind, "shares_a_predictor", True)
 

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.followers import Follower
+from fedsolve.federation.engine import Follower
 from fedsolve.federation.recipe import StagedRun
 from fedsolve.gradient.alignment import CHOICES, representation
 from fedsolve.gradient.gradient_method import GradientMethod

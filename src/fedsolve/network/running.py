@@ -23,8 +23,7 @@ from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
-from fedsolve.federation.engine import Federation
-from fedsolve.federation.followers import Follower, Followers
+from fedsolve.federation.engine import Federation, Follower, Followers
 from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import class_list, labels_from_note
@@ -133,7 +132,7 @@ def run_method(
             engine around one, such as secure sums. Both report to the state.
     follow: who hears of it besides the report. score: measures the model; the report has what it found.
     """
-    federation = engine.within
+    federation = engine.within or engine
     assert isinstance(federation, NetworkFederation)
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
@@ -172,7 +171,7 @@ def run_method(
         if score is not None:
             state.measured = score(engine, model)
             state.write_report(**{_MEASURED: state.measured})
-            Followers(*follow).scored(state.measured)
+            Followers(follow).tell("scored", state.measured)
     except FedsolveError as problem:
         if state.about["status"] == "running":
             state.write_report(status="stopped", why=str(problem))

@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.federation import batch
+from fedsolve.federation import participant
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Request, Term, Total
@@ -135,7 +135,7 @@ def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]
 
 def _answer(run: Run[Any], request: Request | None, data: ClientData) -> Term:
     assert request is not None
-    term, _ = batch.ask(Participant("site", data), request, run.chain)
+    term, _ = participant.ask(Participant("site", data), request, run.chain)
     term = Term({n: np.array(a) for n, a in term.on_host().arrays.items()}, term.counts, term.symmetric)
     term.mirror()
     return term

@@ -34,10 +34,17 @@ from fedsolve.container import Shelf, with_prefix
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
-from fedsolve.federation.fingerprints import row_digests
-from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers, part_of, speaks_of_parts
-from fedsolve.federation.meaning import flat_activations
+from fedsolve.federation.folds import (
+    FOLDS,
+    Part,
+    RowCells,
+    fold_numbers,
+    part_of,
+    row_digests,
+    speaks_of_parts,
+)
 from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.method import flat_activations
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.pages.words import listed

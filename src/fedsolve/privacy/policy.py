@@ -37,7 +37,7 @@ from fedsolve.errors import DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK, ClientData
 from fedsolve.federation.encoding import request_digest
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.fingerprints import row_digests
+from fedsolve.federation.folds import row_digests
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import epsilon_of, mu_of, privacy_of, release_of
 from fedsolve.federation.participant import kind_of

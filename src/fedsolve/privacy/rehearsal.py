@@ -14,13 +14,12 @@ from typing import Any
 
 from fedsolve.container import read
 from fedsolve.errors import FedsolveError
-from fedsolve.federation.batch import ask
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method
-from fedsolve.federation.participant import ClientData, Participant, kind_of
+from fedsolve.federation.participant import ClientData, Participant, ask, kind_of
 from fedsolve.federation.recipe import Recipe
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure

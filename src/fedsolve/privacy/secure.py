@@ -106,6 +106,7 @@ class SecureFederation(Federation):
         if signatures is not None:
             check_whole(1, signatures=signatures)
         self.federation: Federation = federation
+        self.within = federation if federation.within is None else federation.within
         self.prefers: Literal["bytes", "exchanges"] = federation.prefers
         self.engine: CarriesLetters = federation
         self.colluders, self.missing, self.changing = colluders, missing, changing
@@ -138,10 +139,6 @@ class SecureFederation(Federation):
 
     def holdings(self) -> Holdings | None:
         return self.federation.holdings()
-
-    @property
-    def within(self) -> Federation:
-        return self.federation.within
 
     def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
         """Begin a new run of so many exchanges, with new keys and everybody who is present.
@@ -255,9 +252,7 @@ class SecureFederation(Federation):
         self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.limbs.nbytes * len(survivors)
         self._report(report)
-        sums = RunningSum()
-        sums.term = term
-        total = report.total(sums, request, len(survivors))
+        total = report.total(RunningSum(term=term), request, len(survivors))
         total.error_bounds, total.noised, total.digest = bounds, len(asked.cohort), _digest(term)
         return total
 
@@ -563,12 +558,12 @@ class SecureFederation(Federation):
         """Give the clients of this process their side of the protocol."""
         if not isinstance(self.federation, LocalFederation):
             return
-        for participant in self.federation.participants:
-            if participant.name in self._attending:
+        for name in self.federation.clients:
+            if name in self._attending:
                 continue
-            folder = None if self._ledgers is None else self._ledgers / quote(participant.name, safe="")
+            folder = None if self._ledgers is None else self._ledgers / quote(name, safe="")
             client = SecureClient(
-                participant,
+                self.federation[name],
                 lambda message: b"",  # in one process nobody can take another's place
                 lambda name, message, signature: True,
                 colluders=self.colluders,
@@ -578,7 +573,7 @@ class SecureFederation(Federation):
                 ledger=Ledger(folder),
             )
             client.attend()
-            self._attending[participant.name] = client
+            self._attending[name] = client
 
     def withdrawn(self, site: str, cohort: Collection[str], noise: bool = False) -> None:
         """Enter at the clients of this process that a site has left, which signed that it did."""

@@ -109,8 +109,7 @@ class SecureClient:
 
     def attend(self) -> None:
         """Let the participant's letters about secure sums be answered here."""
-        self.participant.attend(CHANNEL, self.answer)
-        self.participant.attend(SEED_CHANNEL, self._draw)
+        self.participant.channels |= {CHANNEL: self.answer, SEED_CHANNEL: self._draw}
 
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""

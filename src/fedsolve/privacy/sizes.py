@@ -16,11 +16,10 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.batch import ask
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Term
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.participant import ClientData, Participant, ask
 from fedsolve.privacy.ring import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
 
 SPARE_BITS = 2

@@ -66,7 +66,7 @@ def folds_for(rows: int, features: int) -> list[Fold]:
     trained = max(1, round(wanted * count))
     held = min(count - trained, max(1, round(max(0.5 * wanted, LEAST_TRIAL / rows) * count)))
     training = Part(tuple(range(count - trained, count)), count)
-    return [Fold(training, Part(tuple(range(held)), count), training.fraction)]
+    return [Fold(training, Part(tuple(range(held)), count), len(training.folds) / count)]
 
 
 def entry(method: Method[Any], **outcome: Any) -> Tried:

@@ -19,7 +19,7 @@ from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.folds import PART, Part, part_from
+from fedsolve.federation.folds import PART, Part
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
@@ -99,7 +99,7 @@ def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model,
     """The models that a question is about, by name, each with its part, where the client computes."""
     for name, one in request.note["models"].items():
         contents = with_prefix(dict(request.arrays), f"{name}.")
-        part = part_from(one[PART])
+        part = None if one[PART] is None else Part(**one[PART])
         assert part is not None
         yield name, model_from_contents(contents, one["model"]).placed(memory.device), part
 
@@ -182,7 +182,8 @@ def answer_members(data: ClientData, request: Request, memory: Memory) -> Term:
     whole = Term()
     for name, one in asked.items():
         chain = known.chains[name]
-        rows = known.part(data, part_from(chain.opening.get(PART)))
+        part = chain.opening.get(PART)
+        rows = known.part(data, None if part is None else Part(**part))
         inner = replace(
             memory,
             chain=chain,

@@ -60,7 +60,7 @@ class StatisticMethod(DialogueMethod[M]):
     survival: ClassVar[bool] = False
 
     @property
-    def preparation(self) -> Literal["standardise", "fill", "none"]:
+    def preparation(self) -> Literal["fill", "none"]:  # type: ignore[override]
         return "fill" if getattr(self, "missing", "drop") == "schema" else "none"
 
     @property

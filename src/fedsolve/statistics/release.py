@@ -198,6 +198,8 @@ class Releasing(DialogueMethod[Release]):
     reach: columns are cut off so many scales of the schema from their reference.
     """
 
+    preparation: ClassVar[Literal["standardise", "fill", "none", "public"]] = "none"
+
     epsilon: float = parameter(1.0, "How much may be learnt about a row, in all.", above=0)
     delta: float = parameter(1e-5, "Chance that more is learnt.", above=0, below=1)
     reach: float = parameter(3.0, "Scales from the reference at which numbers are cut off.", above=0)
@@ -206,10 +208,6 @@ class Releasing(DialogueMethod[Release]):
     honest: float = parameter(
         0.75, "Share of the sites whose noise must be in a secure sum.", above=0, most=1
     )
-
-    @property
-    def preparation(self) -> Literal["standardise", "fill", "none", "public"]:
-        return "none"
 
     def agreement(self) -> dict[str, Any]:
         privacy = {"epsilon": self.epsilon, "delta": self.delta, "unit": "row", "honest": self.honest}

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsolve.errors import TrackingWarning, first_line
 from fedsolve.federation.card import totals
-from fedsolve.federation.followers import Follower, Training
+from fedsolve.federation.engine import Follower, Training
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.version import __version__

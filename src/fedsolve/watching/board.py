@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from fedsolve import container, version
 from fedsolve.errors import FedsolveError
-from fedsolve.federation.followers import Follower, Training
+from fedsolve.federation.engine import Follower, Training
 from fedsolve.federation.messages import Request
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
