@@ -163,12 +163,12 @@ class Adversary:
             if self.opened and participant.kind_of(request.kind).releases is None:
                 self._keep()
 
-    def _opens(self, pending: Any, witnessed: bool) -> Any:
+    def _opens(self, pending: Any, asked: Any, witnessed: bool) -> Any:
         try:
-            return SecureFederation._open(self.secure, pending, witnessed)
+            return SecureFederation._open(self.secure, pending, asked, witnessed)
         finally:
             answered = any(side_by_side(self.watcher.answers, set(self.place)))  # this is not a census
-            self.opened = self.opened or (answered and pending.can_open)
+            self.opened = self.opened or (answered and len(pending.secrets) == len(pending.question.cohort))
 
     @property
     def epsilon(self) -> float:

@@ -140,5 +140,5 @@ def take_census(
                 account.settle(run)
         for account, data in zip(accounts, rows, strict=True):
             account.admit(data, stage, total, names)
-        history, stage = stage.after(total), stage.following(total)
+        history, stage = stage.shown(total)
     return history

@@ -13,10 +13,10 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
 from fedsolve.privacy.census import OFF
 from fedsolve.privacy.ledger import Ledger, Opening
-from fedsolve.privacy.notes import Setup, least_threshold, octets, pack, unpack
+from fedsolve.privacy.notes import Setup, context_of, least_threshold, octets, pack, read_letter
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import Layout, decode
-from fedsolve.privacy.secure_client import SecureClient, context_of, opened_note, request_digest
+from fedsolve.privacy.secure_client import SecureClient, opened_note, request_digest
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 from .setups import repeatable, sign_as, take_census, verify
@@ -74,7 +74,7 @@ class Sites:
         self.requests: dict[int, str] = {}
         for name, client in self.clients.items():
             begun = client.answer(pack("begin", self.setup, opened_note([]), {}))
-            self.server.add_keys(name, octets(unpack(begun, "begun", self.setup)[0], "keys").tobytes())
+            self.server.add_keys(name, octets(read_letter(begun, "begun", self.setup)[0], "keys").tobytes())
         keys = self.server.keys_for(self.server.members[0])
         for name, client in self.clients.items():
             self.server.add_shares(name, client.answer(keys))
@@ -136,7 +136,9 @@ class Sites:
                 pending.add_opening(name, self.clients[name].answer(pack("open", self.setup, note, {})))
             except fs.FedsolveError as problem:
                 refusal = refusal or problem
-        if not pending.can_open and refusal is not None:
-            raise refusal
+        try:
+            total = pending.total()
+        except fs.CohortError as too_few:
+            raise refusal or too_few from None
         self.opened = told
-        return decode(pending.total(), self.layout).arrays["gram"]
+        return decode(total, self.layout).arrays["gram"]

@@ -16,7 +16,7 @@ from benchmarks.adversary import composed as everything
 from benchmarks.adversary import fewest_rows_of, limits_of
 
 import fedsolve as fs
-from fedsolve.federation.folds import Part, RowCells
+from fedsolve.federation.folds import FOLDS, Part, RowCells
 from fedsolve.federation.messages import Term
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.labels import labels_note
@@ -98,11 +98,13 @@ class Listener:
         layout = Layout.of(Term({"gram": np.ones((5, 5))}))
         for site, (account, data) in enumerate(zip(self.accounts, self.held, strict=True)):
             try:
-                account.check_part(part)
+                if part is not None:
+                    account.check_part(part)
                 rows = account.rows(data)
                 rows = rows if part is None else part.of(rows)
-                account.check_products(layout, part is not None)
-                account.tell(Term({"gram": self.rng.random((5, 5))}), layout, part is not None)
+                parts = 1 if part is None else FOLDS
+                account.check_products(5, parts)
+                account.tell(Term({"gram": self.rng.random((5, 5))}), layout, 5 * parts)
             except fs.FedsolveError as problem:
                 self.refusals[str(problem).split()[0]] += 1
                 return
@@ -192,10 +194,10 @@ def test_the_account_outlives_its_process(tmp_path: Any) -> None:
     take_census(accounts, data, server.classes, server.names, "run")
     term = Term({"gram": np.full((2, 2), 0.5)})
     layout = Layout.of(term)
-    told = accounts[0].tell(term, layout)
+    told = accounts[0].tell(term, layout, 2)
     again = Disclosure(Limits(), KEY, folders[0])
     assert again.accounts() == accounts[0].accounts()
-    assert again.tell(term, layout) == told > 0  # a repeat is free
+    assert again.tell(term, layout, 2) == told > 0  # a repeat is free
     whole = slice(None)
     assert np.array_equal(again.rows(data[0]).features(whole), accounts[0].rows(data[0]).features(whole))
     assert Participant("a", again.rows(data[0])).data.cells is not None

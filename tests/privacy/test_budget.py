@@ -41,11 +41,11 @@ def test_sites_add_the_noise_and_the_model_is_as_good(rows, verify, tmp_path):
     assert model.parameters["noise"] == "sites"
     assert secure.verifies == verify
     assert secure._course.census is None  # which would count rows without noise
-    budget = Budget(tmp_path / "client-0", Ledger(tmp_path / "client-0").row_key())
+    budget = Budget(tmp_path / "client-0", Ledger(tmp_path / "client-0").row_key)
     assert budget.spent == pytest.approx(4.0, abs=1e-6)
     fs.Private("afl", epsilon=1.0).fit(secure)
     both = composed([mu_of(4.0, 1e-5), mu_of(1.0, 1e-5)])
-    again = Budget(tmp_path / "client-0", Ledger(tmp_path / "client-0").row_key())
+    again = Budget(tmp_path / "client-0", Ledger(tmp_path / "client-0").row_key)
     assert again.spent == pytest.approx(epsilon_of(both, 1e-5), abs=1e-6)
     assert "epsilon spent on these rows" in again.said()
 
@@ -118,7 +118,7 @@ def site(folder, rows, epsilon):
     made = Participant("north", ClientData(*rows))
     ledger = Ledger(folder)
     policy = SitePolicy(epsilon_total=epsilon)
-    budget = Budget(folder, ledger.row_key(), policy.epsilon_total, policy.delta_total)
+    budget = Budget(folder, ledger.row_key, policy.epsilon_total, policy.delta_total)
     made.guard = PolicyGuard(policy, budget).check_and_pay
     return made, budget
 

@@ -80,8 +80,8 @@ def test_the_sum_is_exact_for_those_present(before: int, after: int) -> None:
     rng = np.random.default_rng(before * 7 + after)
     leaving = [str(name) for name in rng.permutation(cohort.names)]
     pending = cohort.ask(0, vectors, silent=leaving[:before])
-    assert pending.dropped == tuple(sorted(leaving[:before]))
     total = cohort.open(pending, silent=leaving[before : before + after])
+    assert pending.dropped == tuple(sorted(leaving[:before]))
     assert np.array_equal(total.limbs, plain_sum(vectors, pending.survivors).limbs)
 
 
@@ -168,11 +168,9 @@ def test_below_the_threshold_shares_give_nothing() -> None:
     survivors, dropped = pending.close()
     for name in survivors[:4]:
         pending.add_opening(name, cohort.clients[name].open(0, survivors, dropped))
-    assert not pending.can_open
     with pytest.raises(CohortError, match="4 members helped"):
         pending.total()
     pending.add_opening(survivors[4], cohort.clients[survivors[4]].open(0, survivors, dropped))
-    assert pending.can_open
     pending.total()
 
 
@@ -253,7 +251,7 @@ def test_two_data_sets_differ_by_exactly_the_encoded_difference() -> None:
         assert note == other
         difference = RingVector(one["limbs"].copy(), layout.wide)
         plus(difference, RingVector(two["limbs"], layout.wide), -1)
-        expected = first[name].copy()
+        expected = copy.deepcopy(first[name])
         plus(expected, second[name], -1)
         assert np.array_equal(difference.limbs, expected.limbs)
 
@@ -544,7 +542,7 @@ def test_keys_of_another_run_epoch_or_threshold_are_refused(roster: dict[str, An
     # A server that rewrites what the note says of its setup is betrayed by the signature.
     arrays, note = from_bytes(old.advertise(), what="keys", error=TermError)
     arrays = {key: a[:1] if key in ("masks", "commitments") else a for key, a in arrays.items()}
-    forged = to_bytes(arrays, note | {"setup": setup.note()})
+    forged = to_bytes(arrays, note | {"setup": vars(setup)})
     with pytest.raises(TermError, match="not signed by"):
         clients["site-000"].share(relay("members", setup, honest | {"site-002": forged}))
 

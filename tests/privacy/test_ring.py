@@ -247,10 +247,11 @@ def test_masks_that_did_not_cancel_are_noticed() -> None:
 def test_an_exponent_leaves_two_bits_for_every_client(clients: int, largest: float) -> None:
     exponent = exponent_for(largest, clients)
     assert exponent is not None
-    field = Field("gram", (2, 2), True, exponent)
-    assert field.limit(clients) >= 2**2 * largest
-    assert field.limit(clients) <= 2**5 * largest
-    assert field.error_bound(clients) <= FINEST / 4 * largest
+    layout = Layout((Field("gram", (1,), exponent=exponent),))
+    encode(Term({"gram": np.array([2**2 * largest])}), layout, clients)
+    with pytest.raises(OutOfRange):
+        encode(Term({"gram": np.array([1.001 * 2**5 * largest])}), layout, clients)
+    assert layout.error_bounds(clients)["gram"] <= FINEST / 4 * largest
 
 
 def test_no_exponent_where_one_limb_cannot_do() -> None:

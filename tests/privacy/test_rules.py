@@ -198,7 +198,7 @@ def test_a_site_that_starts_again_knows_what_it_did(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_of_a_ledger_is_dropped_and_a_damaged_one_refused(tmp_path: Path) -> None:
-    Ledger(tmp_path).open(Opening("run", "a", ("a", "b", "c")), b"")
+    Ledger(tmp_path).open(Opening("run", "a", ("a", "b", "c")), bytes)
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(path.read_bytes() + b'{"opened": ["run"')
     assert Ledger(tmp_path).openings == [Opening("run", "a", ("a", "b", "c"))]
@@ -212,7 +212,7 @@ def test_a_ledger_with_one_bit_changed_or_a_line_less_is_refused(tmp_path: Path)
     ledger, path = Ledger(tmp_path), tmp_path / "ledger.jsonl"
     names = ("a", "b", "c")
     for request in "xyz":
-        ledger.open(Opening("run", request, names), b"")
+        ledger.open(Opening("run", request, names), bytes)
     whole = path.read_bytes()
     for place in range(8 * len(whole)):
         changed = bytearray(whole)

@@ -14,7 +14,7 @@ from fedsolve.federation.messages import Term
 from fedsolve.federation.method import Method
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import CensusStage, Limits
-from fedsolve.privacy.disclosure import Account, Disclosure
+from fedsolve.privacy.disclosure import NO_ACCOUNT, Disclosure
 from fedsolve.privacy.notes import CHANNEL, read_letter
 
 ROWS, WIDTH, CLASSES = 600, 12, 3
@@ -329,11 +329,11 @@ def test_columns_that_the_sites_leave_out_are_known_by_place_and_named_at_a_site
     assert not model.weight[2].any()
     site = Disclosure(Limits(), b"k")
     site._now = site.account = dataclasses.replace(
-        Account.empty(3), left_out=np.array([[[0, 0, 1]] * 2], dtype=bool)
+        NO_ACCOUNT, left_out=np.array([[[0, 0, 1]] * 2], dtype=bool)
     )
     data = fs.ClientData(rows, labels, schema=schema)
     stage = CensusStage("crowded", "r", "", Limits())
-    site.account = dataclasses.replace(site.account, history=stage.after(Term({})))
+    site.account = dataclasses.replace(site.account, history=stage.shown(Term({}))[0])
     assert "; 1 columns (rare) are left out" in site.admit(data, stage, Term({}), ())
 
 

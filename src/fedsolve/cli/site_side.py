@@ -92,7 +92,7 @@ def answerer(
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
     output.note(_PLAIN if site.plain else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
     ledger, diary = Ledger(folder / "ledger"), Diary(output, folder / "sent.jsonl")
-    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total, math.inf)
+    budget = Budget(ledger.folder, ledger.row_key, policy.epsilon_total, policy.delta_total, math.inf)
     guarding = PolicyGuard(policy, budget)
     attend, guard = None, guarding.check_and_pay
     if not site.plain:

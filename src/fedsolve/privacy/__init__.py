@@ -9,8 +9,8 @@
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site, and what that has cost its rows
     run_store      what a server still knows of a run after a restart
-    shelf          sealed files in a folder
     ring           terms in fixed point, added modulo 2^128 or 2^64, and which array travels in how many limbs
+    graph          who shares secrets with whom, where clients are many
     sizes          what answers look like, exponents for one limb, and whether a total is known well enough
     shamir         secrets that a threshold of holders can give back
     masking        the client's side of one sum: keys, masked terms, help to open a total
@@ -40,5 +40,6 @@ def __getattr__(name: str) -> Any:
     if name == "SecureFederation":
         from fedsolve.privacy.secure import SecureFederation
 
+        globals()[name] = SecureFederation
         return SecureFederation
     raise AttributeError(f"module 'fedsolve.privacy' has no attribute {name!r}")

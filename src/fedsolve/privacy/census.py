@@ -26,10 +26,9 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError, explained
-from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
 from fedsolve.federation.messages import Term
-from fedsolve.labels import labels_from_note, labels_note
+from fedsolve.labels import labels_from_note
 from fedsolve.privacy.ring import Field, Layout
 
 DIVISIONS = (1, 2, FOLDS)
@@ -64,11 +63,6 @@ class Limits:
     epsilon: float = EPSILON_MOST
 
     @property
-    def enough(self) -> int:
-        """The least sum of capped counts with which a cell takes part."""
-        return self.fewest_rows * (1 + self.colluders)
-
-    @property
     def off(self) -> bool:
         return self.fewest_rows <= 1
 
@@ -92,26 +86,22 @@ class CensusStage:
     columns: tuple[int, ...] = ()
     labels: int = 0
 
-    @classmethod
-    def first(cls, run: str, history: str, finished: bool, limits: Limits, spec: Spec) -> CensusStage:
-        """Where a census begins: at its cells, or in the middle of one that was not finished."""
-        name = "cells" if finished else "columns"
-        return cls(name, run, history, limits, labels_note(spec.classes), labels=len(spec.labels))
-
     def note(self) -> dict[str, Any]:
         limits = [self.limits.fewest_rows, self.limits.colluders, self.limits.rows_per_width]
         own = {name: value for name, value in vars(self).items() if name != "labels" or value}
         return {**own, "limits": limits, "columns": list(self.columns)}
 
     @classmethod
-    def from_note(cls, note: Mapping[str, Any]) -> CensusStage:
-        """The stage that a request asks for; anything else is refused."""
+    def from_note(cls, note: Mapping[str, Any], run: str) -> CensusStage:
+        """The stage that a request asks for in this run; anything else is refused."""
         with explained("the request for a census is damaged", error=TermError):
             limits, columns = Limits(*note["limits"]), tuple(int(place) for place in note["columns"])
             stage = cls(**{**note, "limits": limits, "columns": columns})
             labels_from_note(stage.classes)
         if stage.name not in ("cells", "columns", "pairs", "crowded"):
             raise TermError(f"a census has no stage {ascii(stage.name)[:40]}.")
+        if stage.run != run:
+            raise TermError("what is asked for is not the census of this run.")
         return stage
 
     def layout(self, features: int, outputs: int) -> Layout:
@@ -129,44 +119,44 @@ class CensusStage:
         fields = tuple(Field(name, shape) for name, shape in shapes[self.name].items())
         return Layout(fields, ("rows", "singled", "sites") if self.name == "columns" else ())
 
-    def after(self, total: Term) -> str:
-        """The history of accounts that this stage, with this total, was shown to."""
-        counts = {name: np.rint(array).astype(np.int64).tolist() for name, array in total.arrays.items()}
-        told = canonical_json([self.note(), counts, {name: int(n) for name, n in total.counts.items()}])
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-    def following(self, total: Term) -> CensusStage | None:
-        """What is counted next; None at the end."""
-        name, columns = "", self.columns
+    def shown(self, total: Term) -> tuple[str, CensusStage | None]:
+        """The history of accounts that this stage, with this total, was shown to; and what is counted next,
+        None at the end."""
+        arrays, name, columns = total.arrays, "", self.columns
+        counts = {each: np.rint(array).astype(np.int64).tolist() for each, array in arrays.items()}
+        told = canonical_json([self.note(), counts, {each: int(n) for each, n in total.counts.items()}])
+        history = hashlib.sha256(told.encode()).hexdigest()[:32]
         if self.name == "cells":
-            name = "columns" if np.any(total.arrays["cells"][:, 0] >= self.limits.fewest_rows) else ""
+            name = "columns" if np.any(arrays["cells"][:, 0] >= self.limits.fewest_rows) else ""
         elif self.name == "columns":
-            numbers = total.arrays["numbers"]
-            set_somewhere = total.arrays["columns"][6, 0, : len(numbers)] > 0
+            numbers = arrays["numbers"]
+            set_somewhere = arrays["columns"][6, 0, : len(numbers)] > 0
             columns = tuple(np.flatnonzero(set_somewhere & (numbers == 0)).tolist())
             name = "pairs" if len(columns) > 1 and total.counts["singled"] and not self.limits.off else ""
         elif self.name == "pairs":
             name = "crowded"
         if not name:
-            return None
-        return CensusStage(name, self.run, self.after(total), self.limits, self.classes, columns, self.labels)
+            return history, None
+        return history, CensusStage(name, self.run, history, self.limits, self.classes, columns, self.labels)
 
 
 def cell_counts(codes: Array, hashes: Array, classes: int) -> Array:
     """(classes, 6) rows in each cell, for every number of folds. codes, hashes: (rows,)."""
     cells = np.zeros((classes, sum(DIVISIONS)))
     for count in DIVISIONS:
-        np.add.at(cells, (codes, _STARTS[count] + fold_of(hashes, count)), 1)
+        folds: Array = fold_numbers(hashes, count) if count > 1 else np.zeros_like(codes)
+        np.add.at(cells, (codes, _STARTS[count] + folds), 1)
     return cells
 
 
 def folds_carried(cells: Array, limits: Limits) -> Array:
-    """(classes,) the most folds that a class can be divided into with enough rows in each."""
-    most = np.ones(len(cells), dtype=np.int64)
+    """(classes,) the most folds that a class can be divided into with enough rows in each, of the sums of
+    capped counts; 0 where a class as a whole has too few."""
+    enough = cells >= limits.fewest_rows * (1 + limits.colluders)
+    most = np.zeros(len(cells), dtype=np.int64)
     for count in DIVISIONS:
-        counted = cells[:, _STARTS[count] : _STARTS[count] + count]
-        most[(counted >= limits.enough).all(axis=1)] = count
-    return most
+        most[enough[:, _STARTS[count] : _STARTS[count] + count].all(axis=1)] = count
+    return most * enough[:, 0]
 
 
 def column_counts(values: Array, folds: Array, cap: int) -> Array:
@@ -251,8 +241,3 @@ def crowded(values: Array, pairs: Array) -> Array:
             break
         out[kept[np.flatnonzero(share >= share.max() * (1 - 1e-6))[-1]]] = True
     return out
-
-
-def fold_of(hashes: Array, count: int) -> Array:
-    """The fold of each row, out of `count` folds."""
-    return fold_numbers(hashes, count) if count > 1 else np.zeros(len(hashes), dtype=np.int64)

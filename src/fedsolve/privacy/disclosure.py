@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.container import Shelf, with_prefix
 from fedsolve.errors import CohortError, DataError, TermError
@@ -46,7 +47,7 @@ from fedsolve.federation.folds import (
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.method import flat_activations
 from fedsolve.federation.participant import kind_of
-from fedsolve.labels import encode_labels, labels_from_note
+from fedsolve.labels import encode_labels, labels_from_note, labels_note
 from fedsolve.pages.words import listed
 from fedsolve.privacy import census
 from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
@@ -84,16 +85,6 @@ class Account:
     history: str = ""
     finished: bool = True
 
-    @classmethod
-    def empty(cls, width: int = 0) -> Account:
-        rows = {name: np.zeros(0, dtype=kind) for name, kind in _KNOWN.items()}
-        flags = np.zeros((2, width), dtype=bool)
-        return cls(rows, flags[None][:0], flags[0], flags)
-
-    def held(self) -> float:
-        """Numbers that the rows hold: their features and a label, an indicator a sixth."""
-        return max(1, self.size) * (float(np.where(self.numbers, 1.0, _INDICATOR).sum()) + 1.0)
-
     def arrays(self) -> dict[str, Array]:
         flags = {"left_out": self.left_out, "numbers": self.numbers, "crowded": self.crowded}
         return {**self.rows, **{name: array.astype(np.uint8) for name, array in flags.items()}}
@@ -109,6 +100,15 @@ class Account:
         return cls(rows, left, numbers, needed, size, by_class, tuple(cohort), history, finished)
 
 
+NO_ACCOUNT = Account(
+    {name: np.zeros(0, dtype=kind) for name, kind in _KNOWN.items()},
+    left_out=np.zeros((0, 2, 0), dtype=bool),
+    numbers=np.zeros(0, dtype=bool),
+    crowded=np.zeros((2, 0), dtype=bool),
+)
+"""Of a site no row of which has taken part."""
+
+
 @dataclass(eq=False, repr=False)
 class Disclosure:
     """A site's account of what it has told, in memory or in a folder.
@@ -117,6 +117,7 @@ class Disclosure:
     changing: whether its rows may take part in sums over different cohorts.
     entering: False for a trial, whose account stays in memory. withdrawn: sites that have left.
     account:  the one in use, that of the stage shown last; `settle` makes it final.
+    classes:  of this run's census; None if it has none.
     """
 
     limits: Limits
@@ -128,18 +129,19 @@ class Disclosure:
 
     def __post_init__(self) -> None:
         self.told, self.run = 0.0, ""
-        remedy = "Without it this site cannot know what it has told; it must sit out."
-        self._shelf = Shelf(self.folder, remedy)
-        self._now, self.account = Account.empty(), Account.empty()
-        self._classes: Any = None
+        self._now = self.account = NO_ACCOUNT
+        self.classes: Array | None = None
         self._labels = self._widest = 0
-        self._schema: str | None = None
+        self._schema = ""
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
         self._digests = lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._shown: tuple[ClientData, Account, ClientData] | None = None
-        self._shelf.kept("cells", self._load)
+        if self.folder is not None:
+            remedy = "Without it this site cannot know what it has told; it must sit out."
+            self._shelf = Shelf(self.folder, remedy)
+            self._shelf.kept("cells", self._load)
 
     def accounts(self) -> list[list[Any]]:
         """Histories that this site can go on from, and whether a census ended there."""
@@ -154,34 +156,38 @@ class Disclosure:
             raise TermError(f"the census counts {stage.labels} labels, the schema has {data.schema.labels}.")
         cap = stage.limits.fewest_rows
         if stage.name == "cells":
-            codes, classes, new = self._fresh(data, stage)
-            cells = census.cell_counts(codes[new], self._hashes(data)[new], classes)
-            return Term({"cells": np.minimum(cells, cap), "fresh": cells[:, 0]})
+            own = self._fresh(data, stage)[-1]
+            return Term({"cells": np.minimum(own, cap), "fresh": own[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
-        batch, folds = self._last_batch(data)
+        values, folds = self._last_batch(data, stage)
         if stage.name == "columns":
-            values = _values(batch, stage)
             own = values[:, : data.width + stage.labels]
             numbers = (~np.isnan(own) & (own != 0) & (own != 1)).any(axis=0)
-            singled = self._singled(own, folds, np.flatnonzero(~numbers))
+            # Whether indicators single a row out among this site's own, of all or of a fold.
+            parts = [one[:, ~numbers] for one in (own, *(own[folds == fold] for fold in range(FOLDS)))]
+            asked = [one for one in parts if len(one) and one.shape[1] > 1 and not self.limits.off]
+            highest = (census.singled_out(one, census.pair_counts(one))[0] for one in asked)
+            singled = any(leverage > LEVERAGE for leverage in highest)
             columns = census.column_counts(values, folds, cap)
-            counts = {"rows": len(batch), "singled": int(singled), "sites": int(len(batch) > 0)}
+            counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}
             return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
-        tables = [census.pair_counts(values) for values in self._indicators(batch, folds, stage)]
+        tables = [census.pair_counts(some) for some in self._indicators(values, folds, stage)]
         return Term({"pairs": np.stack(tables)})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
         """Take a stage of a census in. Returns what the people at the site read about it."""
-        history = stage.after(total)
+        history, following = stage.shown(total)
         if history != self.account.history:
             self._follow(stage)
             base = self.account
-            made = self._taken(data, stage, total, tuple(cohort))
-            finished = stage.following(total) is None
+            if stage.name == "cells":
+                made = self._with_batch(data, stage, total, tuple(cohort))
+            else:
+                made = self._taken(data, stage, total)
             self._now = base
-            self.account = dataclasses.replace(made, history=history, finished=finished)
-            self.run, self._classes, self._labels = stage.run, stage.classes, stage.labels
+            self.account = dataclasses.replace(made, history=history, finished=following is None)
+            self.run, self.classes, self._labels = stage.run, labels_from_note(stage.classes), stage.labels
             self._save()
         if not self.account.finished:
             return ""
@@ -229,11 +235,9 @@ class Disclosure:
         if self.account.finished != (stage.name == "cells"):
             raise TermError(f"the stage '{stage.name}' of a census is not the one that follows here.")
 
-    def _taken(self, data: ClientData, stage: CensusStage, total: Term, cohort: tuple[str, ...]) -> Account:
-        """The account after a stage of a census."""
+    def _taken(self, data: ClientData, stage: CensusStage, total: Term) -> Account:
+        """The account after a later stage of a census."""
         base, found = self.account, total.arrays
-        if stage.name == "cells":
-            return self._with_batch(data, stage, total, cohort)
         left = base.left_out.copy()
         if stage.name == "columns":
             few = census.few_columns(found["columns"], stage.limits, int(total.counts["sites"]))
@@ -246,10 +250,10 @@ class Disclosure:
             size = base.size + int(total.counts["rows"])
             return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
         if stage.name == "pairs":
-            batch, folds = self._last_batch(data)
+            values, folds = self._last_batch(data, stage)
             flags = np.zeros((2, data.width + stage.labels), dtype=bool)
-            for place, values in enumerate(self._indicators(batch, folds, stage)):
-                there = values if place == 0 else values[folds == place - 1]
+            for place, some in enumerate(self._indicators(values, folds, stage)):
+                there = some if place == 0 else some[folds == place - 1]
                 flags[min(place, 1), list(stage.columns)] |= census.crowded(there, found["pairs"][place])
             flags[1] |= flags[0]
             return dataclasses.replace(base, crowded=flags)
@@ -262,31 +266,32 @@ class Disclosure:
         """The account with the new rows whose cells are large enough, as a batch of their own."""
         base, limits, columns = self.account, stage.limits, data.width + stage.labels
         by_class = stage.classes is not None
-        self.check_known(data, cohort, by_class)
-        self._schema = _read_by(data)
-        if not base.size:
-            base, self.told, self._widest, self._seen = Account.empty(columns), 0.0, 0, set()
+        if base.size:
+            self.check_known(data, cohort, by_class)
+        else:
+            flags = np.zeros((2, columns), dtype=bool)
+            base = dataclasses.replace(NO_ACCOUNT, left_out=flags[None][:0], numbers=flags[0], crowded=flags)
+            self.told, self._widest, self._seen = 0.0, 0, set()
             self._book.clear()
+        self._schema = "" if data.schema is None else data.schema.digest
         if base.left_out.shape[-1] != columns:
             raise TermError(
                 "earlier totals of these rows had other labels, which the account does not cover."
             )
         base = dataclasses.replace(base, cohort=cohort)
-        if stage.following(total) is None:
+        if stage.shown(total)[1] is None:
             return base
         self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
-        codes, classes, new = self._fresh(data, stage)
-        cells, own = total.arrays["cells"], census.cell_counts(codes[new], self._hashes(data)[new], classes)
+        codes, hashes, new, own = self._fresh(data, stage)
+        fresh, carried = total.arrays["fresh"], census.folds_carried(total.arrays["cells"], limits)
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
         needed, alone = limits.rows_per_width * self._widest, own[:, 0] >= limits.fewest_rows
-        whole = cells[:, 0] >= limits.enough
-        whole &= total.arrays["fresh"][whole].sum() >= needed
+        whole = (carried > 0) & (fresh[carried > 0].sum() >= needed)
         alone &= whole.any() or own[alone, 0].sum() >= needed
         taken = new[(whole | alone)[codes[new]]]
-        hashes, counts = self._hashes(data)[taken], census.folds_carried(cells, limits)[codes[taken]]
-        folds = np.zeros(len(taken), dtype=np.uint8)
-        for count in DIVISIONS:
-            folds[counts == count] = census.fold_of(hashes[counts == count], count)
+        counts, folds = np.maximum(carried, 1)[codes[taken]], np.zeros(len(taken), dtype=np.uint8)
+        for count in DIVISIONS[1:]:
+            folds[counts == count] = fold_numbers(hashes[taken[counts == count]], count)
         more = [self._digests(data)[taken], folds, counts, np.full(len(taken), len(base.left_out))]
         joined = {
             name: np.concatenate([base.rows[name], new.astype(_KNOWN[name])])
@@ -301,19 +306,17 @@ class Disclosure:
     def check_known(self, data: ClientData, cohort: Sequence[str], by_class: bool) -> None:
         """Refuse a run in which rows of earlier totals are missing, in another cohort, or divided anew."""
         base = self.account
-        if not base.size or self.limits.off:
+        if self.limits.off:
             return
         if missing := len(base.rows["digest"]) - int((self._places(data) >= 0).sum()):
             why, back = "are missing or were changed", "Put them back as they were"
-            if self._schema != _read_by(data):
-                known = self._schema is not None
-                why = (
-                    "are read by another schema now" if known else f"{why}, or are read by another schema now"
-                )
-                back = "" if known else f"{back}. "
-                back += (
-                    "The first schema binds all questions about these rows: take it again (of --propose, "
-                    "agreed-schema.json in the state folder), or begin anew, with new ledgers at all sites"
+            if self._schema != ("" if data.schema is None else data.schema.digest):
+                why, back = (
+                    "are read by another schema now",
+                    (
+                        "The first schema binds all questions about these rows: take it again (of --propose, "
+                        "agreed-schema.json in the state folder), or begin anew, with new ledgers at all sites"
+                    ),
                 )
             raise DataError(
                 f"{missing:,} rows of earlier totals {why}; they would show as the difference of two totals. "
@@ -331,30 +334,27 @@ class Disclosure:
         if by_class and not base.by_class:
             raise TermError("rows of this site took part without classes, and are not told apart by them.")
 
-    def _last_batch(self, data: ClientData) -> tuple[ClientData, Array]:
-        """The rows that were taken in last, and the fold of three that each is in."""
+    def _last_batch(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array]:
+        """(rows, columns) of the rows that were taken in last the features and, where there are no classes,
+        the targets; and the fold of three that each row is in."""
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
         here = places[there]
         cells = RowCells(here, rows["fold"][here], rows["count"][here])
-        return data.taking(there), fold_numbers(cells.hashes, FOLDS)
+        batch, folds = data.taking(there), fold_numbers(cells.hashes, FOLDS)
+        values = batch.features(slice(None))
+        if stage.classes is None:
+            targets = np.asarray(batch.own_labels(), dtype=np.float64)
+            values = np.column_stack([values, targets.reshape(len(values), -1)])
+        return values, folds
 
-    def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:
+    def _indicators(self, values: Array, folds: Array, stage: CensusStage) -> list[Array]:
         """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
         columns, left = list(stage.columns), self.account.left_out[-1]
-        values = _values(batch, stage)[:, columns] * ~left[0, columns]
+        values = values[:, columns] * ~left[0, columns]
         divided = values * ~left[1, columns]
         return [values, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
-
-    def _singled(self, values: Array, folds: Array, columns: Array) -> bool:
-        """Whether indicators single a row out among this site's own, of all or of a fold."""
-        if len(columns) < 2 or self.limits.off:
-            return False
-        values = values[:, columns]
-        sets = [values, *(values[folds == fold] for fold in range(FOLDS))]
-        highest = (census.singled_out(one, census.pair_counts(one))[0] for one in sets if len(one))
-        return any(leverage > LEVERAGE for leverage in highest)
 
     def rows(self, data: ClientData) -> ClientData:
         """The rows that take part, in their cells, without what was left out."""
@@ -383,24 +383,43 @@ class Disclosure:
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 
-    def permit(self, request: Request, chain: Chain) -> None:
+    def permit(self, request: Request, chain: Chain, _: ClientData | None = None) -> None:
         """Refuse a question about few rows before anything is computed."""
-        self.check_part(part_of(request, chain))
         if request.position:
-            self.check_opening(chain.opening)
+            check_method(chain)
+        if self.limits.off:
+            return
+        if (part := part_of(request, chain)) is not None:
+            self.check_part(part)
+        if not request.position:
+            return
+        opening = chain.opening
+        if opening.get("classes") is not None and self.classes is None:
+            raise TermError("this run has classes, and the census of its rows had none.")
+        if len(opening.get("labels", ())) != self._labels:
+            raise TermError("this run has other labels than the census of its rows had.")
+        if self._labels:
+            self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
+        for name, chosen, gain in flat_activations(opening["parameters"]):
+            raise TermError(
+                f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
+                f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
+                "'tanh', and a gain of at most 4."
+            )
 
     def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
         """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
         blocks = chain.blocks if request.position else []
         divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
-        warning = self.check_products(layout, divided)
-        told = f"told so far: {self.tell(term, layout, divided, kind_of(request.kind).counts):.0%}"
+        # Columns of weights in the widest product; and of how many folds the smallest part may be one.
+        width = max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
+        parts = FOLDS if divided else 1
+        warning = self.check_products(width, parts)
+        told = f"told so far: {self.tell(term, layout, width * parts, kind_of(request.kind).counts):.0%}"
         return told if warning is None else f"{told}; {warning}"
 
-    def check_part(self, part: Part | None) -> None:
+    def check_part(self, part: Part) -> None:
         """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it."""
-        if part is None or self.limits.off:
-            return
         self._check_labels(
             1, "a part of the rows; train without calibration and with settings that are given"
         )
@@ -419,22 +438,6 @@ class Disclosure:
 
     # -- products ----------------------------------------------------------------------------------
 
-    def check_opening(self, opening: Mapping[str, Any]) -> None:
-        """Refuse a run whose classes or labels no census counted."""
-        if self.limits.off:
-            return
-        if opening.get("classes") is not None and self._classes is None:
-            raise TermError("this run has classes, and the census of its rows had none.")
-        if len(opening.get("labels", ())) != self._labels:
-            raise TermError("this run has other labels than the census of its rows had.")
-        self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
-        for name, chosen, gain in flat_activations(opening["parameters"]):
-            raise TermError(
-                f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
-                f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
-                "'tanh', and a gain of at most 4."
-            )
-
     def _check_labels(self, of_fold: int, where: str, names: Sequence[str] = ()) -> None:
         """Refuse labels that too few rows have or lack: their sums would show those rows."""
         columns = self.account.left_out.shape[-1]
@@ -446,11 +449,12 @@ class Disclosure:
                 f"{where}."
             )
 
-    def check_products(self, layout: Layout, divided: bool) -> str | None:
-        """Refuse products of few rows with many columns of weights; a warning where they are not many."""
-        width = _widest(layout)
-        # The smallest part that a question may be about is a fold.
-        rows, least = self.account.size / (FOLDS if divided else 1), self.limits.rows_per_width
+    def check_products(self, width: int, parts: int = 1) -> str | None:
+        """Refuse products of few rows with many columns of weights; a warning where they are not many.
+
+        parts: into how many the rows may be divided.
+        """
+        rows, least = self.account.size / parts, self.limits.rows_per_width
         if rows < least * width:
             raise TermError(
                 f"asked for products with {width:,} columns over {rows:,.0f} rows; with fewer than {least:g} "
@@ -468,22 +472,25 @@ class Disclosure:
 
     # -- told --------------------------------------------------------------------------------------
 
-    def tell(self, term: Term, layout: Layout, divided: bool = False, counts: Collection[str] = ()) -> float:
+    def tell(self, term: Term, layout: Layout, width: int = 1, counts: Collection[str] = ()) -> float:
         """Count the numbers of an answer that were not told before; refused beyond the limit.
 
+        width: of its widest product, times the parts of the rows that it may be about.
         counts: arrays that the step declares to be numbers of rows. These are at most as many as the rows,
         and hold as little as indicators.
         """
         size, new = self.account.size, {f"{sorted(term.counts.items())}": _INDICATOR * len(term.counts)}
         steps: dict[str, int] = {}
-        for field in layout.fields:
-            array = term.arrays.get(field.name, np.zeros(0))
+        for field, place in layout.places:
+            array, numbers = term.arrays.get(field.name, np.zeros(0)), place.stop - place.start
             if array.size:
                 mark, declared = _content(array), field.name.rpartition(".")[2] in counts
                 whole = declared and np.all((array >= 0) & (array <= size) & (array == np.rint(array)))
-                new[mark] = _INDICATOR * min(field.size, size) if whole else field.size
+                new[mark] = _INDICATOR * min(numbers, size) if whole else numbers
                 steps |= {} if field.exponent is None else {mark: field.exponent}
-        more = sum(numbers for mark, numbers in new.items() if mark not in self._seen) / self.account.held()
+        # What the rows hold: their features and a label, an indicator a sixth.
+        held = max(1, size) * (float(np.where(self.account.numbers, 1.0, _INDICATOR).sum()) + 1.0)
+        more = sum(told for mark, told in new.items() if mark not in self._seen) / held
         if self.told + more > self.limits.told:
             raise TermError(
                 f"with this answer {self.told + more:.0%} of the numbers that these rows hold would have "
@@ -492,7 +499,7 @@ class Disclosure:
             )
         if new.keys() - self._seen or steps.keys() - self._steps.keys():
             self.told += more
-            self._widest = max(self._widest, _widest(layout) * (FOLDS if divided else 1))
+            self._widest = max(self._widest, width)
             self._seen |= new.keys()
             self._steps = {**steps, **self._steps}
             self._save()
@@ -518,16 +525,15 @@ class Disclosure:
 
     # -- rows and the folder -----------------------------------------------------------------------
 
-    @property
-    def classes(self) -> Array | None:
-        """The classes of this run's census; None if it has none."""
-        return labels_from_note(self._classes)
-
-    def _fresh(self, data: ClientData, stage: CensusStage) -> tuple[Array, int, Array]:
-        """The class of each row by a stage, how many there are, and which rows no total was about yet."""
+    def _fresh(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array, Array, Array]:
+        """The class of each row by a stage, and its hash; which rows no total was about yet; and how many of
+        these lie in which cells."""
         classes, weights = labels_from_note(stage.classes), data.own_weights()
-        new = (self._places(data) < 0) & (True if weights is None else weights > 0)
-        return _codes(data, classes), 1 if classes is None else len(classes), np.flatnonzero(new)
+        new = np.flatnonzero((self._places(data) < 0) & (True if weights is None else weights > 0))
+        # The hashes decide rows' folds; in one process, where nobody is hidden, they are those of plain runs.
+        hashes = data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
+        codes, count = _codes(data, classes), 1 if classes is None else len(classes)
+        return codes, hashes, new, census.cell_counts(codes[new], hashes[new], count)
 
     def _places(self, data: ClientData) -> Array:
         """The place of each row among those that took part, -1 where it is new."""
@@ -536,10 +542,6 @@ class Disclosure:
             return np.full(len(digests), -1)
         place = np.minimum(np.searchsorted(known, digests), len(known) - 1)
         return np.where(known[place] == digests, place, -1)
-
-    def _hashes(self, data: ClientData) -> Array:
-        """The hashes that decide rows' folds; in one process, where nobody is hidden, those of plain runs."""
-        return data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
 
     def _save(self) -> None:
         if self.folder is None or not self.entering:
@@ -550,25 +552,20 @@ class Disclosure:
             for name, array in one.arrays().items()
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
-        note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
+        note |= {"widest": self._widest, "classes": labels_note(self.classes), "labels": self._labels}
         note |= {"steps": self._steps, "book": self._book, "schema": self._schema}
         note["accounts"] = [self._now.note(), self.account.note()]
         self._shelf.keep("cells", note, arrays)
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
-        self._steps, self._book = note.get("steps", {}), note.get("book", {})
-        self._schema = note.get("schema")
-        self._widest, self._classes, self._labels = note["widest"], note["classes"], note.get("labels", 0)
+        self._steps, self._book, self._schema = note["steps"], note["book"], note["schema"]
+        self._widest, self._labels = note["widest"], note["labels"]
+        self.classes = labels_from_note(note["classes"])
         now, following = (
             Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
         )
         self._now, self.account = now, now if following.history == now.history else following
-
-
-def _read_by(data: ClientData) -> str:
-    """The digest of the schema of these rows; nothing where they have none."""
-    return "" if data.schema is None else data.schema.digest
 
 
 def _codes(data: ClientData, classes: Array | None) -> Array:
@@ -577,20 +574,18 @@ def _codes(data: ClientData, classes: Array | None) -> Array:
     return encode_labels(data.own_labels(), classes).astype(np.int64)
 
 
-def _values(data: ClientData, stage: CensusStage) -> Array:
-    """(rows, columns) the features and, where there are no classes, the targets."""
-    features = data.features(slice(None))
-    if stage.classes is not None:
-        return features
-    targets = np.asarray(data.own_labels(), dtype=np.float64)
-    return np.column_stack([features, targets.reshape(len(features), -1)])
-
-
-def _widest(layout: Layout) -> int:
-    """Columns of weights in the widest product of an answer."""
-    return max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
-
-
 def _content(array: Array) -> str:
     plain = np.ascontiguousarray(array)
     return hashlib.sha256(repr(plain.shape).encode() + plain.tobytes()).hexdigest()[:32]
+
+
+def check_method(chain: Chain) -> type:
+    """The class of a run's method; refused, by name, where it needs each client's answer by itself."""
+    key = chain.opening["method"]
+    kind = registry.method_class(key)
+    if getattr(kind, "gathers", False):
+        raise DataError(
+            f"method '{key}' gathers: its server needs every client's answer by itself, which secure sums "
+            "hide. Choose a method that needs sums only ('fedsolve methods'), or train in the open."
+        )
+    return kind

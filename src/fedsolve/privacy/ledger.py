@@ -22,7 +22,7 @@ import json
 import os
 import secrets as random_source
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Ledger:
     Of a slot it knows request, question and bytes ("used") and the shares of noise; of a run its opening
     ("pinned"); of a site that it has left, and accepts that its sum is the difference of two totals
     ("withdrawn"), or asks for noise that hides it ("hidden").
+
+    row_key: a secret of this ledger with which rows are hashed: a file of digests shows nobody a row.
+    secrets: what `keep` wrote last; None without a folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -58,37 +61,39 @@ class Ledger:
         self._used, self.withdrawn = self._facts["used"], self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
         self._digest = ""
-        self.folder, self._shelf = folder, Shelf(folder)
+        self.row_key = b"in memory"
+        self.secrets: bytes | None = None
+        self.folder = folder
         if folder is not None:
+            self._shelf = Shelf(folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
 
     # -- slots -------------------------------------------------------------------------------------
 
-    def stored(self, slot: str, question: str) -> bytes | None:
-        """The bytes sent for this slot before, None where it is free; refused for another question."""
+    def stored(self, slot: str, question: str | None = None) -> bytes | None:
+        """The masked term sent in this slot, while it is the newest; None where it is free. Refused for
+        another question, where one is named."""
         if slot not in self._used:
             return None
-        if self._used[slot][1] != question:
+        if question not in (None, self._used[slot][1]):
             raise TermError(
                 f"slot {slot} has served another question; its masks would meet a second term and show the "
                 "difference. Ask with a new slot."
             )
-        return self.sent(slot)
-
-    def sent(self, slot: str) -> bytes:
-        """The masked term that was sent in this slot, while it is the newest."""
         if self._masked is None or self._masked[0] != slot:
             raise TermError(f"slot {slot} has been used and its answer is not kept. Ask with a new slot.")
         return self._masked[1]
 
-    def use(self, slot: str, request: str, question: str, masked: bytes, secrets: bytes) -> None:
+    def use(self, slot: str, request: str, question: str, masked: bytes, save: Callable[[], bytes]) -> None:
         """Enter a masked term before it is sent; a slot that was entered is never used again."""
-        # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
-        about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
-        self._shelf.write("masked", canonical_json(about).encode() + b"\n" + masked)
-        self.keep(secrets)
-        self._know("used", slot, request, question, len(masked))
+        if self.folder is not None:
+            # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
+            about = [slot, request, question, hashlib.sha256(secrets := save()).hexdigest()]
+            self._shelf.write("masked", canonical_json(about).encode() + b"\n" + masked)
+            self.keep(lambda: secrets)
+        if slot not in self._used:
+            self._enter("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
     def request_of(self, slot: str) -> str:
@@ -134,16 +139,6 @@ class Ledger:
                 "Ask in a new slot, with a smaller share of honest sites, or with more sites."
             )
 
-    # -- rows --------------------------------------------------------------------------------------
-
-    def row_key(self) -> bytes:
-        """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
-        if self.folder is None:
-            return b"in memory"
-        if (key := self._shelf.read("row-key")) is None:
-            self._shelf.write("row-key", key := random_source.token_bytes(32))
-        return key
-
     # -- openings ----------------------------------------------------------------------------------
 
     def learn(self, run: str, told: Sequence[Opening], name: str, new: Opening | None = None) -> None:
@@ -166,7 +161,7 @@ class Ledger:
             self._check(other)
             if other == new:
                 return
-            self._enter(other)
+            self._enter("opened", other.run, other.request, list(other.cohort))
         if new is not None:
             self._check(new)
 
@@ -188,37 +183,30 @@ class Ledger:
         one_cohort_per_request(before, new)
         groups_of_three(before, new)
 
-    def open(self, new: Opening, secrets: bytes) -> None:
+    def open(self, new: Opening, save: Callable[[], bytes]) -> None:
         """Enter an opening before it is sent."""
         if new not in self.openings:
-            self._enter(new)
-        self.keep(secrets)
-
-    def _enter(self, new: Opening) -> None:
-        self._append({"opened": [new.run, new.request, list(new.cohort)]})
-        self.openings.append(new)
+            self._enter("opened", new.run, new.request, list(new.cohort))
+        self.keep(save)
 
     # -- the folder --------------------------------------------------------------------------------
 
-    def keep(self, secrets: bytes) -> None:
-        """Keep what the client needs to go on after a restart."""
-        self._shelf.write("client", secrets)
-
-    @property
-    def secrets(self) -> bytes | None:
-        """What `keep` wrote last; None without a folder."""
-        return self._shelf.read("client")
+    def keep(self, save: Callable[[], bytes]) -> None:
+        """Keep what `save` gives, which the client needs to go on after a restart."""
+        if self.folder is not None:
+            self.secrets = save()
+            self._shelf.write("client", self.secrets)
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
         """What is known of a key; these values are entered if nothing is."""
         if key not in self._facts[kind]:
-            self._append({kind: [key, *values]})
-            self._facts[kind][key] = list(values)
+            self._enter(kind, key, *values)
         return self._facts[kind][key]
 
-    def _append(self, entry: dict[str, Any]) -> None:
-        if self.folder is not None:
-            line = canonical_json(entry).encode()
+    def _enter(self, kind: str, key: str, *values: Any, written: bool = False) -> None:
+        """Write an entry down, where it is not, and know it from then on."""
+        if self.folder is not None and not written:
+            line = canonical_json({kind: [key, *values]}).encode()
             digest = _next(self._digest, line)
             path = self.folder / "ledger.jsonl"
             with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -226,10 +214,17 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
             self._digest = digest
+        if kind == "opened":
+            self.openings.append(Opening(key, values[0], tuple(values[1])))
+        else:
+            self._facts[kind][key] = list(values)
 
     def _load(self) -> None:
         assert self.folder is not None
-        path = self.folder / "ledger.jsonl"
+        self.secrets, key = self._shelf.read("client"), self._shelf.read("row-key")
+        if key is None:
+            self._shelf.write("row-key", key := random_source.token_bytes(32))
+        self.row_key, path = key, self.folder / "ledger.jsonl"
         remedy = "Without it this client cannot know what it has opened; it must sit out."
         with undamaged(f"the ledger {path}", remedy):
             if (data := self._shelf.read("ledger.jsonl")) is not None:
@@ -247,10 +242,7 @@ class Ledger:
                     if digest != self._digest.encode():
                         raise ValueError(f"line {number} was changed, or lines before it are missing")
                     ((kind, (key, *values)),) = json.loads(entry).items()
-                    if kind == "opened":
-                        self.openings.append(Opening(key, values[0], tuple(values[1])))
-                    else:
-                        self._facts[kind][key] = values
+                    self._enter(kind, key, *values, written=True)
             if (data := self._shelf.read("masked")) is not None:
                 head, _, masked = data.partition(b"\n")
                 slot, request, question, secrets = json.loads(head)

@@ -26,9 +26,8 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,19 +35,20 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import from_bytes, from_parts, to_bytes, to_parts, undamaged
 from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.federation.messages import Term
 from fedsolve.privacy import notes, primitives
 from fedsolve.privacy.graph import around, check_graph
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, Sign, Verify, add_masks
-from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.ring import RingVector, decode
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.unmasking import (
+    PRIME,
     Evidence,
-    drawn_key,
     fingerprint,
     fingerprint_message,
-    own_mask,
     pair_masks,
+    unmasked,
 )
 
 OF_KEY, OF_SEED = 0, 1
@@ -77,10 +77,11 @@ class Client:
     def __post_init__(self) -> None:
         self._channel = self.random(KEY_BYTES)
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
-        drawn = [notes.as_array(self.random(2 * KEY_BYTES)) for _ in range(self.setup.slots)]
-        self._secrets: Array = np.stack(drawn).reshape(-1, 2, KEY_BYTES)
+        drawn = b"".join(self.random(2 * KEY_BYTES) for _ in range(self.setup.slots))
+        self._secrets: Array = np.frombuffer(drawn, np.uint8).reshape(-1, 2, KEY_BYTES).copy()
         self._near: dict[str, SlotKeys] = {}  # itself and its neighbours
         self.members: tuple[str, ...] = ()  # all of the setup, once they are known
+        self.partners: tuple[str, ...] = ()  # who have shared their secrets with this client, and itself
         self._own_keys = b""
         self._shared: tuple[str, bytes] | None = None
         self._shares: dict[str, Array] = {}
@@ -92,13 +93,17 @@ class Client:
     def advertise(self) -> bytes:
         """This client's public keys, signed, for all members."""
         if not self._own_keys:
-            masks = [notes.as_array(primitives.public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
-            bound = [
-                notes.as_array(notes.commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
-                for slot, pair in enumerate(self._secrets)
-            ]
-            keys = SlotKeys(self.name, primitives.public_key(self._channel), np.stack(masks), np.stack(bound))
-            self._own_keys = keys.signed(self.setup, self.sign)
+            masks, bound = bytearray(), bytearray()
+            for slot, (key, seed) in enumerate(self._secrets):
+                masks += primitives.public_key(key.tobytes())
+                bound += notes.commitment(self.setup, self.name, slot, seed.tobytes())
+            public = [np.frombuffer(each, np.uint8).reshape(-1, KEY_BYTES) for each in (masks, bound)]
+            keys = SlotKeys(self.name, primitives.public_key(self._channel), public[0], public[1])
+            signature = self.sign(keys.signed_bytes(self.setup))
+            parts = {name: getattr(keys, name) for name in ("channel", "masks", "commitments")}
+            self._own_keys = notes.pack(
+                "keys", self.setup, {"name": self.name}, {**parts, "signature": signature}
+            )
         return self._own_keys
 
     def share(self, keys: bytes) -> bytes:
@@ -112,35 +117,44 @@ class Client:
             return self._shared[1]
         if self._near:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
-        letters, everybody = notes.relayed(keys, "members", self.setup)
-        members = {name: self._verified(name, letter) for name, letter in letters.items()}
-        if not self._own_keys or letters.get(self.name) != self._own_keys:
-            raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
-        self._check_members(everybody, letters)
+        members, everybody = self._checked_members(keys)
         names, threshold = sorted(members), self.setup.threshold
         # (holders, slots, 2, 33)
         shares = np.empty((len(names), self.setup.slots, 2, SHARE_BYTES), dtype=np.uint8)
         for slot, pair in enumerate(self._secrets):
             for which in (OF_KEY, OF_SEED):
                 parts = split(pair[which].tobytes(), threshold, len(names), self.random)
-                shares[:, slot, which] = notes.as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
-        self._near, self.members = members, tuple(everybody)
-        sealed = {}
-        for holder, name in enumerate(names):
-            if name == self.name:
-                self._shares[name] = shares[holder].copy()
-                continue
-            key, about = self._channel_key(name, self.name, name)
-            sealed[name] = primitives.seal(key, shares[holder].tobytes(), about, self.random(NONCE_BYTES))
-        arrays = {str(place): part for place, part in enumerate(sealed.values())}
-        note = {"name": self.name, "names": list(sealed)}
+                shares[:, slot, which] = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, SHARE_BYTES)
+        self._near, self.members, self.partners = members, tuple(everybody), (self.name,)
+        own = names.index(self.name)
+        self._shares[self.name] = shares[own].copy()
+        others = {name: holder for holder, name in enumerate(names) if holder != own}
+        arrays = {
+            str(place): primitives.seal(key, shares[others[name]].tobytes(), about, self.random(NONCE_BYTES))
+            for place, (name, key, about) in enumerate(self._channel_keys(others, sends=True))
+        }
+        note = {"name": self.name, "names": list(others)}
         self._shared = (asked, notes.pack("shares", self.setup, note, arrays))
         return self._shared[1]
 
-    def _check_members(self, everybody: Sequence[str], near: Collection[str]) -> None:
-        """Refuse keys of others than this client's neighbours, and a graph or threshold that is not safe."""
-        setup, many = self.setup, len(everybody)
-        if around(everybody, setup.degree, setup.circle).get(self.name, ()) != tuple(near):
+    def _checked_members(self, letter: bytes) -> tuple[dict[str, SlotKeys], list[str]]:
+        """The keys of this client and its neighbours, and all members' names; refused where a signature is
+        wrong, others than its neighbours are among them, or the graph or threshold is not safe."""
+        setup, members = self.setup, {}
+        letters, everybody = notes.relayed(letter, "members", setup)
+        for name, part in letters.items():
+            keys = members[name] = SlotKeys.from_bytes(part, setup)
+            if keys.name != name or not self.verify(name, keys.signed_bytes(setup), keys.signature):
+                raise TermError(
+                    f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows "
+                    "it. Compare fingerprints with that site before going on."
+                )
+        if not self._own_keys or letters.get(self.name) != self._own_keys:
+            raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
+        many, near = len(everybody), everybody
+        if setup.degree:
+            near = list(around(everybody, setup.degree, setup.circle).get(self.name, ()))
+        if near != list(letters):
             raise TermError(f"'{self.name}' was not shown the keys of its {setup.degree} neighbours.")
         if setup.degree:
             check_graph(many, setup.degree, setup.threshold, self.colluders)
@@ -153,10 +167,11 @@ class Client:
                 f"a threshold of {setup.threshold} among {many} members is refused: it must exceed half "
                 f"of the members and {self.colluders} colluders."
             )
+        return members, everybody
 
     def receive(self, sealed: bytes) -> None:
         """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
-        self._need(bool(self._near) and len(self._shares) == 1, "shares come once, after one's own")
+        self._need(bool(self._near) and len(self.partners) == 1, "shares come once, after one's own")
         parts, _ = notes.relayed(sealed, "sealed", self.setup)
         notes.check_names(sorted(set(self._near) - {self.name}), list(parts), "a note with sealed shares")
         least = len(self._near) if self.setup.degree else self.setup.least_cohort
@@ -167,44 +182,28 @@ class Client:
             )
         found = {}
         shape = (self.setup.slots, 2, SHARE_BYTES)
-        for name, part in parts.items():
-            key, about = self._channel_key(name, name, self.name)
-            text = notes.as_array(primitives.unseal(key, part, about))
+        for name, key, about in self._channel_keys(parts, sends=False):
+            text = np.frombuffer(primitives.unseal(key, parts[name], about), np.uint8)
             if len(text) != math.prod(shape):
                 raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
             found[name] = text.reshape(shape).copy()
         self._shares |= found
+        self.partners = tuple(sorted(self._shares))
         self._shared = None
 
-    def _verified(self, name: str, note: bytes) -> SlotKeys:
-        keys = SlotKeys.from_bytes(note, self.setup)
-        if keys.name != name or not self.verify(name, keys.signed_bytes(self.setup), keys.signature):
-            raise TermError(
-                f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows it. "
-                "Compare fingerprints with that site before going on."
-            )
-        return keys
-
-    def _channel_key(self, other: str, sender: str, receiver: str) -> tuple[bytes, bytes]:
-        """The key for shares between this client and another, and what it is for."""
+    def _channel_keys(self, others: Iterable[str], sends: bool) -> Iterator[tuple[str, bytes, bytes]]:
+        """By name, the key for shares that this client sends to others, or gets, and what it is for."""
         # All members' keys enter, so that two who were shown different keys cannot read each other.
-        about = notes.purpose("sealed", self.setup.note(), self._view, sender, receiver)
-        return primitives.agree(self._channel, self._near[other].channel, about), about
-
-    @cached_property
-    def _view(self) -> str:
-        """SHA-256 over all members' names and, without a graph, their keys."""
         state = hashlib.sha256(notes.purpose("members", list(self.members)))
         for name in () if self.setup.degree else sorted(self._near):
             state.update(hashlib.sha256(self._near[name].signed_bytes(self.setup)).digest())
-        return state.hexdigest()
+        view = state.hexdigest()
+        for name in others:
+            ends = (self.name, name) if sends else (name, self.name)
+            about = notes.purpose("sealed", vars(self.setup), view, *ends)
+            yield name, primitives.agree(self._channel, self._near[name].channel, about), about
 
     # -- once per sum ------------------------------------------------------------------------------
-
-    @property
-    def partners(self) -> tuple[str, ...]:
-        """The members who have shared their secrets with this client, itself included."""
-        return tuple(sorted(self._shares))
 
     def mask(self, slot: int, vector: RingVector, cohort: Collection[str], context: bytes = b"") -> bytes:
         """The term with its masks, for a sum over at most this cohort. A slot serves once, then is refused.
@@ -212,25 +211,24 @@ class Client:
         context: what else all must agree on; see `Question`.
         """
         names = tuple(sorted(cohort))
-        question = Question(self.setup, slot, names, vector.wide, len(vector.single), context)
-        self._need(len(self._shares) > 1, "shares must have been received first")
+        self._need(len(self.partners) > 1, "shares must have been received first")
         if self.setup.degree:
             self._need(names == self.members, "with neighbours only, a sum is over all members")
         else:
             notes.check_names(self.partners, names, "the cohort of this sum")
         self._need(self.name in names, "the cohort of a sum holds who answers")
-        self._check_enough(names)
+        digest = Question(self.setup, slot, names, vector.wide, len(vector.single), context).digest
         if slot in self._cohorts:
             raise TermError(
                 f"slot {slot} has been used: its masks would meet a second term and show the difference. "
                 "Send the stored answer again, or ask with a new slot."
             )
-        digest = question.digest()
         key, seed = (part.tobytes() for part in self._secrets[slot])
         self._cohorts[slot] = (digest, names)
         self._secrets[slot] = 0  # the others hold what can open this sum; nobody can mask with it again
         others = {n: keys.masks[slot] for n, keys in self._near.items() if n != self.name and n in names}
-        masked, own = vector.copy(), own_mask(digest, self.name, seed)
+        own = primitives.derive(seed, notes.purpose("self", digest, self.name))
+        masked = RingVector(vector.limbs.copy(), vector.wide)
         add_masks(masked, [(own, 1), *pair_masks(digest, self.name, key, others)])
         note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
         return notes.pack("masked", self.setup, note, {"limbs": masked.limbs})
@@ -245,11 +243,17 @@ class Client:
         digest = self._question(slot, [*there, *gone])
         self._need(self.name in there, "who is asked to open a sum is in it")
         self._need(not gone or not self.setup.degree, "with neighbours only, a sum is over all members")
-        self._check_enough(there)
+        if len(there) < self.setup.least_cohort:
+            raise CohortError(
+                f"a sum over {len(there)} clients is not opened; it takes {self.setup.least_cohort}."
+            )
         opening = notes.opening_digest(digest, there)
         if slot not in self._opened:
             note = {"name": self.name, "slot": slot, "opening": opening}
-            arrays = {"seeds": self._held(slot, there, OF_SEED), "keys": self._held(slot, gone, OF_KEY)}
+            arrays = {}
+            for part, names, which in (("seeds", there, OF_SEED), ("keys", gone, OF_KEY)):
+                rows = [self._shares[name][slot, which] for name in names if name in self._shares]
+                arrays[part] = np.array(rows, dtype=np.uint8).reshape(-1, SHARE_BYTES)
             self._opened[slot] = (opening, notes.pack("opened", self.setup, note, arrays))
             for shares in self._shares.values():
                 shares[slot] = 0
@@ -260,21 +264,44 @@ class Client:
             )
         return self._opened[slot][1]
 
-    def total(self, evidence: Evidence, place: str, context: bytes) -> RingVector:
-        """The total of the slot named `place`, in which this client took part, as evidence shows it."""
-        everybody = tuple(sorted([*evidence.survivors, *evidence.dropped]))
-        layout = evidence.layout
-        asked = Question(self.setup, evidence.slot, everybody, layout.wide, layout.narrow, context)
-        named = (evidence.setup, evidence.place) == (self.setup, place)
-        if not named or self._question(evidence.slot) != asked.digest():
+    def shown(self, arrays: Mapping[str, Array], about: Any, census: str) -> tuple[Evidence, Term]:
+        """The evidence for a total of a question that this client answered, and the total; refused, by name,
+        where it is not the sum of the terms that its senders signed."""
+        evidence = Evidence.from_parts(arrays, about)
+        place, request = notes.text(about, "place"), notes.text(about, "request")
+        slot, survivors, layout, masked = evidence.slot, evidence.survivors, evidence.layout, evidence.masked
+        everybody = tuple(sorted([*survivors, *evidence.dropped]))
+        context = notes.context_of(request, layout, census)
+        asked = Question(self.setup, slot, everybody, layout.wide, layout.narrow, context)
+        named = evidence.setup == self.setup and self.setup.place(slot) == place
+        if not named or self._question(slot) != asked.digest:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
-        return evidence.total(asked.digest(), self._near, self.verify)
+        opening, added = notes.opening_digest(asked.digest, survivors), 0
+        digest = masked.digest(opening)
+        for name in survivors:
+            value, signature = evidence.signed.get(name, ("0", ""))
+            bound = notes.commitment(self.setup, name, slot, evidence.secrets[name])
+            message = fingerprint_message(opening, digest, name, value, bound)
+            if not primitives.signed_by(self.verify, name, message, signature):
+                raise TermError(
+                    f"the total shown for slot {place} is not one that '{name}' helped to open: its "
+                    "signature is missing or belongs to another sum, or to another seed."
+                )
+            added += int(value, 16)
+        words, carries = (fingerprint(each, digest) for each in (masked.limbs, masked.carries))
+        if (added - words - (carries << 64)) % PRIME:
+            raise TermError(
+                f"the total shown for slot {place} was not opened: it is not the sum of the terms that the "
+                "sites sent."
+            )
+        total = unmasked(asked, masked, survivors, evidence.dropped, evidence.secrets, self._near)
+        return evidence, decode(total, layout)
 
     def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
         """The fingerprint of the term that was sent for a sum, in hexadecimal, and what is to be signed."""
         opening = notes.opening_digest(self._question(slot), sorted(survivors))
         bound = self._near[self.name].commitments[slot].tobytes()
-        value = f"{fingerprint(masked, drawn_key(digest)):032x}"
+        value = f"{fingerprint(masked, digest):032x}"
         return value, fingerprint_message(opening, digest, self.name, value, bound)
 
     def _question(self, slot: int, cohort: Sequence[str] | None = None) -> str:
@@ -287,16 +314,6 @@ class Client:
             )
         return digest
 
-    def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
-        rows = [self._shares[name][slot, which] for name in names if name in self._shares]
-        return np.stack(rows) if rows else np.empty((0, SHARE_BYTES), dtype=np.uint8)
-
-    def _check_enough(self, names: Collection[str]) -> None:
-        if len(names) < self.setup.least_cohort:
-            raise CohortError(
-                f"a sum over {len(names)} clients is not opened; it takes {self.setup.least_cohort}."
-            )
-
     def _need(self, holds: bool, what: str) -> None:
         if not holds:
             raise TermError(f"'{self.name}' is asked out of turn: {what}.")
@@ -307,20 +324,21 @@ class Client:
         """Everything this client knows, secrets included: for its own disk, readable by its owner alone."""
         values = {
             "name": self.name,
-            "channel": notes.as_array(self._channel),
+            "channel": np.frombuffer(self._channel, np.uint8),
             "secrets": self._secrets,
-            "own": notes.as_array(self._own_keys),
+            "own": np.frombuffer(self._own_keys, np.uint8),
             "everybody": self.members,
-            "members": [notes.as_array(keys.letter) for keys in self._near.values()],
-            "shared": None if self._shared is None else (self._shared[0], notes.as_array(self._shared[1])),
+            "members": [np.frombuffer(keys.letter, np.uint8) for keys in self._near.values()],
+            "shared": self._shared and (self._shared[0], np.frombuffer(self._shared[1], np.uint8)),
             "shares": self._shares,
             "cohorts": [(slot, *asked) for slot, asked in self._cohorts.items()],
             "opened": [
-                (slot, digest, notes.as_array(reply)) for slot, (digest, reply) in self._opened.items()
+                (slot, digest, np.frombuffer(reply, np.uint8))
+                for slot, (digest, reply) in self._opened.items()
             ],
         }
         arrays, note = to_parts(values, "a client")
-        return to_bytes(arrays, {"secure_client": note, "setup": self.setup.note()}, sealed=True)
+        return to_bytes(arrays, {"secure_client": note, "setup": vars(self.setup)}, sealed=True)
 
     @classmethod
     def load(cls, data: bytes, sign: Sign, verify: Verify, **settings: Any) -> Client:
@@ -335,6 +353,7 @@ class Client:
             letters = (SlotKeys.from_bytes(letter.tobytes(), client.setup) for letter in kept["members"])
             client._near = {keys.name: keys for keys in letters}
             client._shares = {name: shares.copy() for name, shares in kept["shares"].items()}
+            client.partners = tuple(sorted(client._shares))
             if kept["shared"] is not None:
                 client._shared = (kept["shared"][0], kept["shared"][1].tobytes())
             client._cohorts = {slot: (digest, names) for slot, digest, names in kept["cohorts"]}

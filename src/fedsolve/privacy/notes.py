@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, from_bytes, to_bytes
-from fedsolve.errors import DataError, TermError
-from fedsolve.privacy.primitives import KEY_BYTES, Sign
+from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.privacy.primitives import KEY_BYTES
+from fedsolve.privacy.ring import Layout
 
 TAG = "fedsolve secure sum 1"
 """Opens everything that is signed, derived or committed to here; another protocol has another tag."""
@@ -53,12 +54,11 @@ class Setup:
         """How many clients a sum must have."""
         return max(LEAST_COHORT, self.threshold)
 
-    def place(self, slot: int) -> str:
+    def place(self, slot: Any) -> str:
         """The name of a slot among those of all setups."""
+        if type(slot) is not int:
+            raise TermError(f"'slot' of this letter must be a whole number; got {ascii(slot)[:40]}.")
         return f"{self.run}/{self.epoch}/{slot}"
-
-    def note(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     @classmethod
     def from_note(cls, note: Any) -> Setup:
@@ -124,7 +124,7 @@ def purpose(*parts: Any) -> bytes:
 
 def commitment(setup: Setup, name: str, slot: int, seed: bytes) -> bytes:
     """Binds a client to a self-mask seed without showing it, so that a wrong share cannot go unnoticed."""
-    return hashlib.sha256(purpose("seed", setup.note(), name, slot) + seed).digest()
+    return hashlib.sha256(purpose("seed", vars(setup), name, slot) + seed).digest()
 
 
 @dataclass(frozen=True)
@@ -144,21 +144,15 @@ class SlotKeys:
     def signed_bytes(self, setup: Setup) -> bytes:
         """What the client signs: the domain tag, run, epoch, slots, threshold, name and all keys."""
         digest = hashlib.sha256(self.masks.tobytes() + self.commitments.tobytes()).hexdigest()
-        return purpose("keys", setup.note(), self.name, self.channel.hex(), digest)
-
-    def signed(self, setup: Setup, sign: Sign) -> bytes:
-        """The letter with these keys and their signature."""
-        arrays = {name: part for name, part in vars(self).items() if name not in ("name", "letter")}
-        arrays["signature"] = sign(self.signed_bytes(setup))
-        return pack("keys", setup, {"name": self.name}, arrays)
+        return purpose("keys", vars(setup), self.name, self.channel.hex(), digest)
 
     @classmethod
     def from_bytes(cls, letter: bytes, setup: Setup) -> SlotKeys:
         """The keys in a letter; refused when they are of another run, epoch, number or threshold."""
-        arrays, note = unpack(letter, "keys", setup)
-        channel = raw(arrays, "channel", KEY_BYTES)
+        arrays, note = read_letter(letter, "keys", setup)
+        channel, signature = octets(arrays, "channel", (KEY_BYTES,)), octets(arrays, "signature")
         masks, bound = (octets(arrays, part, (setup.slots, KEY_BYTES)) for part in ("masks", "commitments"))
-        return cls(text(note, "name"), channel, masks, bound, raw(arrays, "signature"), letter)
+        return cls(text(note, "name"), channel.tobytes(), masks, bound, signature.tobytes(), letter)
 
 
 @dataclass(frozen=True)
@@ -167,6 +161,7 @@ class Question:
 
     context: whatever all must agree on besides, such as the digest of the request and its layout. Masks
         follow from it: clients that were asked different things send masks that do not cancel.
+    digest: SHA-256 over everything in it.
     """
 
     setup: Setup
@@ -175,6 +170,7 @@ class Question:
     wide: int
     narrow: int
     context: bytes = b""
+    digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.slot < self.setup.slots:
@@ -183,11 +179,18 @@ class Question:
             )
         if list(self.cohort) != sorted(set(self.cohort)):
             raise TermError("a cohort must be sorted names, each of them once.")
-
-    def digest(self) -> str:
-        """SHA-256 over everything in it."""
+        if len(self.cohort) < self.setup.least_cohort:
+            raise CohortError(
+                f"a sum over {len(self.cohort)} clients is not opened; it takes {self.setup.least_cohort}."
+            )
         about = (self.slot, list(self.cohort), self.wide, self.narrow, self.context.hex())
-        return hashlib.sha256(purpose("question", self.setup.note(), *about)).hexdigest()
+        digest = hashlib.sha256(purpose("question", vars(self.setup), *about)).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+def context_of(request: str, layout: Layout, census: str) -> bytes:
+    """What all clients of a sum must agree on, or their masks do not cancel; census: the history of rows."""
+    return purpose("sum", request, layout.note(), census)
 
 
 def opening_digest(question: str, survivors: Sequence[str]) -> str:
@@ -206,8 +209,8 @@ def relay(
 
 def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], list[str]]:
     """The parts that `relay` put together, by sender, and the names of all members."""
-    arrays, note = unpack(data, message, setup)
-    parts = {name: raw(arrays, str(n)) for n, name in enumerate(listed(note, "names"))}
+    arrays, note = read_letter(data, message, setup)
+    parts = {name: octets(arrays, str(n)).tobytes() for n, name in enumerate(listed(note, "names"))}
     return parts, listed(note, "members")
 
 
@@ -215,31 +218,27 @@ def pack(
     message: str, setup: Setup, note: Mapping[str, Any], parts: Mapping[str, Array | bytes] | None = None
 ) -> bytes:
     """A message with its setup, note and parts: arrays, or bytes."""
-    arrays = {n: as_array(part) if isinstance(part, bytes) else part for n, part in (parts or {}).items()}
-    return to_bytes(arrays, {"protocol": TAG, "message": message, "setup": setup.note(), **note})
+    arrays = {
+        name: np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
+        for name, part in (parts or {}).items()
+    }
+    return to_bytes(arrays, {"protocol": TAG, "message": message, "setup": vars(setup), **note})
 
 
-def read_letter(data: bytes, what: str = "this letter") -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and note of a letter of this protocol."""
+def read_letter(
+    data: bytes, message: str = "", setup: Setup | None = None
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of `pack`; refused when it is another message, or of another setup, than these."""
+    what = f"this message ({message})" if message else "this letter"
     arrays, note = from_bytes(data, what=what, error=TermError)
     if note.get("protocol") != TAG:
         raise TermError(f"{what} is of {ascii(note.get('protocol'))[:40]}, not of '{TAG}'.")
-    return arrays, note
-
-
-def unpack(data: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and note of `pack`; refused when it is another message or of another setup."""
-    arrays, note = read_letter(data, f"this message ({message})")
-    if note.get("message") != message or note.get("setup") != setup.note():
+    if setup is not None and (note.get("message") != message or note.get("setup") != vars(setup)):
         raise TermError(
-            f"expected '{message}' of {setup.note()}, received {ascii(note.get('message'))[:40]} of another "
+            f"expected '{message}' of {vars(setup)}, received {ascii(note.get('message'))[:40]} of another "
             f"setup: {ascii(note.get('setup'))[:120]}."
         )
     return arrays, note
-
-
-def as_array(data: bytes) -> Array:
-    return np.frombuffer(data, dtype=np.uint8)
 
 
 def octets(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...] | None = None) -> Array:
@@ -249,11 +248,6 @@ def octets(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...] | None
     if array.dtype != np.uint8 or not fits:
         raise TermError(f"'{name}' of this message is missing or not of the right size.")
     return array
-
-
-def raw(arrays: Mapping[str, Array], name: str, size: int | None = None) -> bytes:
-    """Bytes by name, so many of them; anything else is refused."""
-    return octets(arrays, name, None if size is None else (size,)).tobytes()
 
 
 def text(note: Mapping[str, Any], name: str) -> str:

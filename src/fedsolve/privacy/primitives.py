@@ -42,9 +42,8 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-@lru_cache(maxsize=8)  # one key meets those of all neighbours in turn
-def _private_key(private: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(private)
+_private_key = lru_cache(maxsize=8)(X25519PrivateKey.from_private_bytes)
+"""One key meets those of all neighbours in turn."""
 
 
 def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:

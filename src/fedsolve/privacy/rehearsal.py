@@ -21,11 +21,11 @@ from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, ask, kind_of
 from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import labels_note
 from fedsolve.privacy.census import OFF, CensusStage
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 from fedsolve.privacy.ring import Layout
-from fedsolve.privacy.secure_client import check_method
 
 
 @dataclass
@@ -94,10 +94,10 @@ class Rehearsal(Federation):
         return Total(self._of_all(term), tuple(request.cohort))
 
     def _permit(self, request: Request, chain: Chain, data: ClientData) -> None:
-        if request.position and self.secure:
-            check_method(chain)
-            self._budget.check_run(chain)
-        self._account.permit(request, chain)
+        if self.secure:
+            if request.position:
+                self._budget.check_run(chain)
+            self._account.permit(request, chain)
 
     def count(self) -> str:
         """Count the rows as a census would; which of them take part, in words."""
@@ -105,13 +105,14 @@ class Rehearsal(Federation):
         self._rows = f"{len(data):,} of {len(data):,} rows take part"
         if not self.secure:
             return self._rows
-        now, run = account.account, "rehearsal"
+        now, classes = account.account, labels_note(self._spec.classes)
+        name, labels = "cells" if now.finished else "columns", len(self._spec.labels)
         stage: CensusStage | None
-        stage = CensusStage.first(run, now.history, now.finished, account.limits, self._spec)
+        stage = CensusStage(name, "rehearsal", now.history, account.limits, classes, labels=labels)
         while stage is not None:
             total = self._of_all(account.counts(data, stage))
             self._rows = account.admit(data, stage, total, self.clients)
-            stage = stage.following(total)
+            stage = stage.shown(total)[1]
         return self._rows
 
     def _of_all(self, term: Term) -> Term:

@@ -18,10 +18,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,26 +53,30 @@ class Field:
     symmetric: bool = False
     exponent: int | None = None
 
-    @property
-    def size(self) -> int:
-        """Numbers that travel: the upper triangle where the array is symmetric."""
-        return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
-
-    def limit(self, clients: int) -> float:
-        """The largest number that each of `clients` terms may hold."""
-        return math.ldexp(1.0, HEADROOM_BITS - (self.exponent or 0)) / clients
-
-    def error_bound(self, clients: int) -> float:
-        """How far a total of `clients` terms can be from the exact sum, before it is rounded to float64."""
-        return clients * math.ldexp(1.0, -65 if self.exponent is None else -(self.exponent + 1))
-
 
 @dataclass(frozen=True)
 class Layout:
-    """The order in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name."""
+    """The order in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name.
+
+    wide, narrow: numbers in two limbs, counts included, and in one. places: each array with its place among
+    the numbers of its kind; of a symmetric one the upper triangle travels.
+    """
 
     fields: tuple[Field, ...]
     counts: tuple[str, ...] = ()
+    wide: int = field(default=0, init=False, repr=False, compare=False)
+    narrow: int = field(default=0, init=False, repr=False, compare=False)
+    places: tuple[tuple[Field, slice], ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        fields = tuple(sorted(self.fields, key=lambda each: (each.exponent is not None, each.name)))
+        start, places = {True: 0, False: 0}, []
+        for each in fields:
+            narrow, first = each.exponent is not None, start[each.exponent is not None]
+            start[narrow] += packed_size(each.shape[0]) if each.symmetric else math.prod(each.shape)
+            places.append((each, slice(first, start[narrow])))
+        sizes = {"wide": start[False] + len(self.counts), "narrow": start[True], "places": tuple(places)}
+        vars(self).update(fields=fields, **sizes)
 
     @classmethod
     def of(cls, term: Term, exponents: Exponents | None = None) -> Layout:
@@ -83,39 +86,21 @@ class Layout:
             Field(name, array.shape, name in term.symmetric, known.get((name, array.shape)))
             for name, array in term.arrays.items()
         ]
-        fields.sort(key=_place)
         return cls(tuple(fields), tuple(sorted(term.counts)))
 
     def widened(self) -> Layout:
         """The same arrays, all of them in two limbs."""
-        fields = [dataclasses.replace(field, exponent=None) for field in self.fields]
-        return Layout(tuple(sorted(fields, key=_place)), self.counts)
-
-    @cached_property
-    def wide(self) -> int:
-        """Numbers in two limbs, counts included."""
-        return sum(f.size for f in self.fields if f.exponent is None) + len(self.counts)
-
-    @cached_property
-    def narrow(self) -> int:
-        """Numbers in one limb."""
-        return sum(f.size for f in self.fields if f.exponent is not None)
+        return Layout(tuple(dataclasses.replace(each, exponent=None) for each in self.fields), self.counts)
 
     def digest(self) -> str:
         """Names this layout."""
         return hashlib.sha256(canonical_json(self.note()).encode()).hexdigest()[:32]
 
-    def places(self) -> Iterator[tuple[Field, slice]]:
-        """Each array with its place among the numbers of its kind."""
-        start = {True: 0, False: 0}
-        for field in self.fields:
-            narrow = field.exponent is not None
-            yield field, slice(start[narrow], start[narrow] + field.size)
-            start[narrow] += field.size
-
     def error_bounds(self, clients: int) -> dict[str, float]:
-        """By array, how far a total of `clients` terms can be from the exact sum."""
-        return {field.name: field.error_bound(clients) for field in self.fields}
+        """By array, how far a total of `clients` terms can be from the exact sum, before it is rounded to
+        float64."""
+        steps = {each.name: 65 if each.exponent is None else each.exponent + 1 for each in self.fields}
+        return {name: clients * math.ldexp(1.0, -step) for name, step in steps.items()}
 
     def note(self) -> dict[str, Any]:
         """The layout as JSON values."""
@@ -130,23 +115,18 @@ class Layout:
                 Field(str(name), tuple(map(int, shape)), bool(symmetric), None if e is None else int(e))
                 for name, shape, symmetric, e in note["fields"]
             ]
-            counts = sorted({str(name) for name in note["counts"]})
-            layout = cls(tuple(sorted(fields, key=_place)), tuple(counts))
+            for each in fields:
+                square = each.shape == 2 * each.shape[:1]
+                if min(each.shape, default=0) < 0 or (each.symmetric and not square):
+                    raise ValueError(f"an array of shape {each.shape}")
+                if not LEAST_EXPONENT <= (each.exponent or 0) <= LARGEST_EXPONENT:
+                    raise ValueError(f"an exponent of {each.exponent}")
+            if len({each.name for each in fields}) != len(fields):
+                raise ValueError("an array twice")
+            layout = cls(tuple(fields), tuple(sorted({str(name) for name in note["counts"]})))
             if canonical_json(layout.note()) != canonical_json(note):  # compares types and order, too
                 raise ValueError("not as a layout is written")
-            if len({field.name for field in fields}) != len(fields):
-                raise ValueError("an array twice")
-            for field in fields:
-                square = field.shape == 2 * field.shape[:1]
-                if min(field.shape, default=0) < 0 or (field.symmetric and not square):
-                    raise ValueError(f"an array of shape {field.shape}")
-                if not LEAST_EXPONENT <= (field.exponent or 0) <= LARGEST_EXPONENT:
-                    raise ValueError(f"an exponent of {field.exponent}")
         return layout
-
-
-def _place(field: Field) -> tuple[bool, str]:
-    return field.exponent is not None, field.name
 
 
 class OutOfRange(TermError):
@@ -182,12 +162,9 @@ class RingVector:
     single = property(lambda self: self.limbs[2 * self.wide :])
 
     @classmethod
-    def zeros(cls, wide: int, narrow: int) -> RingVector:
+    def zeros(cls, wide: int, narrow: int) -> Self:
         """The sum of no terms."""
         return cls(np.zeros(2 * wide + narrow, dtype=_WORD), wide)
-
-    def copy(self) -> RingVector:
-        return RingVector(self.limbs.copy(), self.wide)
 
 
 def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array, sign: int) -> None:
@@ -211,21 +188,21 @@ def encode(term: Term, layout: Layout, clients: int) -> RingVector:
     if found != layout:
         raise TermError(f"the answer is laid out as {found.note()}, the sum as {layout.note()}.")
     vector = RingVector.zeros(layout.wide, layout.narrow)
-    for field, place in layout.places():
-        array = term.arrays[field.name]
+    for each, place in layout.places:
+        array = term.arrays[each.name]
         # Packed as it travels: the lower triangle may hold anything while terms are being summed.
-        numbers = pack_triangle(array) if field.symmetric else np.ascontiguousarray(array).reshape(-1)
-        factor = term.factors.get(field.name, 1.0)
-        limit = field.limit(clients)
-        for start in range(0, field.size, CHUNK):
+        numbers = pack_triangle(array) if each.symmetric else np.ascontiguousarray(array).reshape(-1)
+        factor = term.factors.get(each.name, 1.0)
+        limit = math.ldexp(1.0, HEADROOM_BITS - (each.exponent or 0)) / clients
+        for start in range(0, len(numbers), CHUNK):
             part = np.multiply(numbers[start : start + CHUNK], factor, dtype=np.float64)
             if not max(part.max(), -part.min()) <= limit:  # NaN fails every comparison
-                raise OutOfRange(field.name, limit)
+                raise OutOfRange(each.name, limit)
             to = slice(place.start + start, place.start + start + len(part))
-            if field.exponent is None:
+            if each.exponent is None:
                 _encode_wide(part, vector.low[to], vector.high[to])
             else:
-                np.rint(np.multiply(part, math.ldexp(1.0, field.exponent), out=part), out=part)
+                np.rint(np.multiply(part, math.ldexp(1.0, each.exponent), out=part), out=part)
                 vector.single[to] = part.astype(np.int64).view(np.uint64)
     for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
         count = int(term.counts[name])
@@ -253,17 +230,17 @@ def decode(total: RingVector, layout: Layout) -> Term:
             f"of this exchange ({layout.wide} and {layout.narrow})."
         )
     arrays = {}
-    for field, place in layout.places():
-        numbers = np.empty(field.size)
-        for start in range(0, field.size, CHUNK):
+    for each, place in layout.places:
+        numbers = np.empty(place.stop - place.start)
+        for start in range(0, len(numbers), CHUNK):
             part = slice(place.start + start, min(place.start + start + CHUNK, place.stop))
-            if field.exponent is None:
-                found = _decode_wide(total.low[part], total.high[part], field.name)
+            if each.exponent is None:
+                found = _decode_wide(total.low[part], total.high[part], each.name)
             else:
-                steps = _in_range(total.single[part], field.name)
-                found = steps.astype(np.float64) * math.ldexp(1.0, -field.exponent)
+                steps = _in_range(total.single[part], each.name)
+                found = steps.astype(np.float64) * math.ldexp(1.0, -each.exponent)
             numbers[start : start + CHUNK] = found
-        arrays[field.name] = unpack_triangle(numbers) if field.symmetric else numbers.reshape(field.shape)
+        arrays[each.name] = unpack_triangle(numbers) if each.symmetric else numbers.reshape(each.shape)
     counts = {}
     for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
         place = slice(place_of, place_of + 1)

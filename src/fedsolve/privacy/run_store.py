@@ -8,7 +8,7 @@
     FOLDER/census.safetensors    what shows the latest stage of the census
     FOLDER/evidence.safetensors  what shows the latest total to the sites that check questions
 
-Without a folder nothing is kept; a run that stops then begins anew.
+Without a folder there is no store; a run that stops then begins anew.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsolve.container import Shelf, from_parts, to_parts
+from fedsolve.privacy.census import CensusStage
 from fedsolve.privacy.ledger import Opening
-from fedsolve.privacy.notes import Setup, as_array
+from fedsolve.privacy.notes import Setup
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.unmasking import Evidence, Server, WordSum
 
@@ -57,19 +60,22 @@ class Course:
     opened: list[Opening] = field(default_factory=list)
     sizes: list[list[Any]] = field(default_factory=list)
     census: str | None = None
-    stage: dict[str, Any] | None = None
+    stage: CensusStage | None = None
     accounts: dict[str, list[Any]] = field(default_factory=dict)
     asked: Asked | None = None
 
     def note(self) -> dict[str, Any]:
         opened = [(opening.request, opening.cohort) for opening in self.opened]
         asked = self.asked and {**vars(self.asked), "layout": self.asked.layout.note()}
-        return to_parts({**vars(self), "opened": opened, "asked": asked}, "a run")[1]
+        stage = self.stage and self.stage.note()
+        return to_parts({**vars(self), "opened": opened, "asked": asked, "stage": stage}, "a run")[1]
 
     @classmethod
     def from_note(cls, note: dict[str, Any]) -> Course:
         values = from_parts({}, note)
         values["opened"] = [Opening(values["run"], *told) for told in values["opened"]]
+        if values["stage"] is not None:
+            values["stage"] = CensusStage.from_note(values["stage"], values["run"])
         if (asked := values["asked"]) is not None:
             values["asked"] = Asked(**{**asked, "layout": Layout.from_note(asked["layout"])})
         return cls(**values)
@@ -78,7 +84,7 @@ class Course:
 class RunStore(Shelf):
     """The folder of one run."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, "Put a copy of it back, or start a new run in another folder.")
         self._course = self.kept("course.json", lambda _, note: Course.from_note(note))
 
@@ -87,16 +93,14 @@ class RunStore(Shelf):
         course, self._course = self._course, None
         return course if course is not None and course.opening == opening else None
 
-    def keep_setup(self, server: Server, shares: dict[str, bytes]) -> None:
+    def keep_setup(self, server: Server) -> None:
         """Write down what the members sent in a setup."""
-        if self.folder is None:
-            return
         values = {
-            "keys": {name: as_array(keys.letter) for name, keys in server.keys.items()},
-            "shares": {name: as_array(letter) for name, letter in shares.items()},
+            "keys": {name: np.frombuffer(keys.letter, np.uint8) for name, keys in server.keys.items()},
+            "shares": {name: np.frombuffer(letter, np.uint8) for name, letter in server.shares.items()},
         }
         arrays, note = to_parts(values, "a setup")
-        self.keep("setup.safetensors", {**note, "setup": server.setup.note()}, arrays)
+        self.keep("setup.safetensors", {**note, "setup": vars(server.setup)}, arrays)
 
     def server(self, run: str, epoch: int) -> Server | None:
         """The server of the setup that was written down; None where that of this epoch was not completed."""
@@ -124,14 +128,14 @@ class RunStore(Shelf):
         """The sum of masked terms in this slot and whose they are, if it was written down."""
 
         def make(arrays: dict[str, Any], note: dict[str, Any]) -> tuple[WordSum, tuple[str, ...]] | None:
-            masked = WordSum(arrays["limbs"], arrays["carries"], note["wide"])
+            masked = WordSum(arrays["limbs"], note["wide"], arrays["carries"])
             return (masked, tuple(note["survivors"])) if note["slot"] == slot else None
 
         return self.kept("masked.safetensors", make)
 
     def census(self, setup: Setup) -> bytes:
         """What clients of this setup are told of the latest stage of a census; empty where there is none."""
-        this = self.kept("census.safetensors", lambda _, note: note["setup"] == setup.note())
+        this = self.kept("census.safetensors", lambda _, note: note["setup"] == vars(setup))
         return (self.read("census.safetensors") or b"") if this else b""
 
     def evidence(self, training: str) -> Evidence | None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, RunningSum, departed
+from fedsolve.federation.cohort import CohortReport, RunningSum, departed, plain
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.fingerprints import Holdings
@@ -31,8 +31,10 @@ from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import labels_note
 from fedsolve.privacy import notes
 from fedsolve.privacy.census import CensusStage, Limits, few_columns
+from fedsolve.privacy.disclosure import check_method
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger, Opening
@@ -42,14 +44,12 @@ from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CENSUS,
     SecureClient,
-    check_method,
-    context_of,
     opened_note,
     request_digest,
 )
-from fedsolve.privacy.sizes import KnownTotals, MadeUpClient
+from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import Evidence, MaskedSum, Server
-from fedsolve.privacy.verifying import QuestionTrips, gather, said_of
+from fedsolve.privacy.verifying import QuestionTrips, said_of
 
 _SLOTS = 8  # sums that the keys of one setup last for where the length of the run is not known
 _MOST_SLOTS = 32  # longer runs make new keys in between: shares of many slots take time before the first sum
@@ -119,9 +119,8 @@ class SecureFederation(Federation):
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: dict[str, SecureClient] = {}
         self.verifies = False  # whether clients check the latest question
-        self._laid_out: Layout | None = None
         self.left_out: Array | None = None  # (features,) columns that the latest census took out, where known
-        self.store = RunStore(None if store is None else Path(store))
+        self.store = None if store is None else RunStore(Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
         self.plan(_SLOTS - _SPARE_SLOTS)
@@ -145,8 +144,9 @@ class SecureFederation(Federation):
 
         recipe: what is trained; the opening says it otherwise. done: exchanges behind it, of a resumed run.
         """
-        described = recipe.note() if self.verify and recipe is not None else None
-        self._trips = QuestionTrips(self, described, resumed=done > 0 or self._lasting)
+        if self.verify:
+            described = None if recipe is None else recipe.note()
+            self._trips = QuestionTrips(self, described, resumed=done > 0 or self._lasting)
         self._begin(exchanges)
 
     def _begin(self, exchanges: int) -> None:
@@ -154,9 +154,8 @@ class SecureFederation(Federation):
         self._server: Server | None = None
         self._received: set[str] = set()
         self._told, self._informed = b"", set[str]()
-        self._known = KnownTotals()
+        self._known = KnownTotals(describe=self.describe)
         self._before: Asked | None = None
-        self._made_up = MadeUpClient(self.describe)
 
     def seeded(self, recipe: Recipe[Any], spec: Spec) -> Recipe[Any]:
         """The recipe with a seed that all clients draw together; as it is where it has none."""
@@ -164,12 +163,13 @@ class SecureFederation(Federation):
         if "seed" not in opening["parameters"]:
             return recipe
         self._attend()
-        about, kept = about_opening(opening), self.store.note("seed")
+        about, kept = about_opening(opening), None if self.store is None else self.store.note("seed")
         drawing = drawing_of(about, self.clients)
         if kept is None or kept.get("drawing") != drawing:
             drawn = draw_seed(self.engine, self.clients, about, self.colluders)
             kept = {"drawing": drawing, "seed": drawn}
-            self.store.keep("seed.json", kept)
+            if self.store is not None:
+                self.store.keep("seed.json", kept)
         return dataclasses.replace(recipe, method=_seeded(recipe.method, kept["seed"]))
 
     # -- one exchange ------------------------------------------------------------------------------
@@ -177,7 +177,10 @@ class SecureFederation(Federation):
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, of which nobody saw one."""
         started = time.perf_counter()
-        self._agreed = self._enter(request, chain)
+        self._enter(request, chain)
+        self._laid_out: Layout | None = None
+        # The clients' signed agreement to this question, if they check questions.
+        self._agreed = self._agreement(request, chain) if self.verifies else {}
         if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
             self._take_census()
         try:
@@ -188,42 +191,49 @@ class SecureFederation(Federation):
         total.seconds = time.perf_counter() - started
         return total
 
-    def _enter(self, request: Request, chain: Chain) -> dict[str, Any]:
-        """Bring the run to this request. Returns the clients' signed agreement, if they check questions."""
-        present = self.federation.clients
+    def _enter(self, request: Request, chain: Chain) -> None:
+        """Bring the run to this request; refused where its cohort changed."""
+        present, members = self.federation.clients, self._course.members
         if (gone := set(self._course.cohort or ()) - set(present)) and not self.changing:
             raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
         self.verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
         if request.position:
-            self._take_opening(request, chain)
-        self._check_cohort(request)
-        self._laid_out = None
-        if not self.verifies:
-            return {}
+            self._take_opening(chain, first=request.exchange == 0)
+            members = self._course.members
+        joined = sorted(set(self.federation.clients) - set(members)) if members else []
+        if joined:
+            raise CohortError(
+                f"{joined[:5]} joined in mid-run; a secure run keeps its cohort, since totals before and "
+                "after would show what they added. Begin a new run with them."
+            )
+        left_out = sorted(set(self.clients) - set(request.cohort))
+        if left_out and not self.changing:
+            raise CohortError(
+                f"this request leaves out {left_out[:5]} (participation below 1?); a secure run keeps its "
+                "cohort, since totals with and without them would show what they add. Ask everybody, or "
+                "allow changes on both sides (changing=True)."
+            )
+
+    def _agreement(self, request: Request, chain: Chain) -> dict[str, Any]:
+        """What enough clients sign, who have checked this question."""
         self._attend()
         self._keep()  # sites agree to a question of this very run
-        digest = request_digest(_sent(request))
+        digest = request_digest(decode_request(encode_request(request)))
         # The total before is shown under the keys that it was made with: a run that follows has others.
         before = self._trips.before(digest)
         setup = self._keys().setup if before is None else before.setup
         try:
-            self._laid_out = self._layout(request, chain)
+            self._laid_out = self._known.layout(request, chain)
         except Exception:  # what the sites say to such a question says more
             self._laid_out = Layout(())
         return self._trips.agreed(request, digest, chain, setup, self._course.run, self._laid_out)
 
-    def _layout(self, request: Request, chain: Chain) -> Layout:
-        """Where each array of an answer stands, in as few limbs as the totals before allow."""
-        known, clients = self._known, len(request.cohort)
-        return self._made_up.layout(
-            request, chain, known.exponents(clients), known.bounded(request.sizes(), clients)
-        )
-
     def _asked(self, request: Request, names: Sequence[str], layout: Layout) -> Asked:
         """The request in a free slot, or in its own if it was under way when the server was stopped; written
         down before anybody is asked."""
-        digest, before = request_digest(_sent(request)), self._before
+        digest = request_digest(decode_request(encode_request(request)))  # of what clients read
+        before = self._before
         if before is not None and before.request == digest:
             self._before = None
             return before
@@ -235,83 +245,76 @@ class SecureFederation(Federation):
 
     def _sum(self, request: Request, chain: Chain, narrow: bool) -> Total:
         """The total of a request; narrow: in as few limbs as the clients agreed to."""
-        layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
-        if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
+        layout = self._known.layout(request, chain) if self._laid_out is None else self._laid_out
+        if not narrow or (self._agreed and layout.digest() not in self._agreed["layouts"]):
             layout = layout.widened()
         asked = self._asked(request, request.cohort, layout)
-        pending, report, signed = self._opened(asked, request, chain, self.verifies)
-        layout, survivors = asked.layout, pending.survivors
-        term = decode(pending.total(), layout)
-        if coarse := self._known.too_coarse(term, layout, len(survivors)):
+        pending, report = self._masked(asked, request, chain)
+        term, evidence = self._open(pending, asked, self.verifies)
+        known, layout, survivors = self._known, asked.layout, pending.survivors
+        if layout.narrow and (coarse := known.too_coarse(term, layout, len(survivors))):
             raise _OneLimbFailed(*coarse)
-        bounds = self._known.check_accuracy(term, layout, len(survivors))
-        self._known.remember(term)
+        bounds = known.check_accuracy(term, layout, len(survivors))
+        known.remember(term)
         if self.verifies:
-            self._trips.show(pending.evidence(asked.request, layout, signed))
-        self._course.cohort, self._course.sizes = survivors, self._known.note()
+            self._trips.show(evidence)
+        self._course.cohort = survivors
         self._keep()
         report.answered, report.bytes_up = list(survivors), pending.masked.limbs.nbytes * len(survivors)
         self._report(report)
         total = report.total(RunningSum(term=term), request, len(survivors))
-        total.error_bounds, total.noised, total.digest = bounds, len(asked.cohort), _digest(term)
+        digest = hashlib.sha256(notes.purpose("total", sorted(term.arrays), sorted(term.counts.items())))
+        for name in sorted(term.arrays):
+            digest.update(np.ascontiguousarray(term.arrays[name]).data)
+        total.error_bounds, total.noised, total.digest = bounds, len(asked.cohort), digest.hexdigest()
         return total
-
-    def _opened(
-        self, asked: Asked, request: Request, chain: Chain, witnessed: bool
-    ) -> tuple[MaskedSum, CohortReport, dict[str, tuple[str, str]]]:
-        """A sum that can be opened, who took part, and, if witnessed, signed fingerprints of its terms."""
-        report = CohortReport.of(request, asked.cohort)
-        for name in list(report.absent):
-            self._lose(report, name, CohortError("it took no part in the setup of this run"))
-        pending = self._masked(asked, report, request, chain)
-        opening = Opening(self._course.run, asked.request, pending.survivors)
-        if opening not in self._course.opened:
-            self._course.opened.append(opening)
-            self._keep()
-        return pending, report, self._open(pending, witnessed)
 
     def _take_census(self) -> None:
         """Count the rows of all clients in their cells, once in a run; the next question tells the sums."""
         while self._course.census is None:
             server, spec, course = self._keys(), self.describe(), self._course
-            stage = CensusStage.from_note(course.stage) if course.stage else self._first_stage(spec)
+            stage = course.stage or self._first_stage(spec)
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
             asked = self._asked(request, server.sharers, stage.layout(spec.features, spec.outputs))
-            pending, report, signed = self._opened(asked, request, Chain(), True)
-            total = decode(pending.total(), asked.layout)
-            history, following = stage.after(total), stage.following(total)
+            pending, report = self._masked(asked, request, Chain())
+            total, evidence = self._open(pending, asked, True)
+            history, following = stage.shown(total)
             if stage.name == "columns" and not stage.limits.off:
                 few = few_columns(total.arrays["columns"], stage.limits, int(total.counts["sites"]))
                 self.left_out = few[0, : spec.features]
             elif stage.name == "crowded" and self.left_out is not None:
                 self.left_out = self.left_out | (total.arrays["crowded"][0, : spec.features] > 0)
-            about = {"place": server.setup.place(asked.slot), "history": history}
-            evidence = pending.evidence(asked.request, asked.layout, signed)
-            self._told = self._census_letter(request, about, evidence, total, report)
-            self._informed = set()
-            self.store.write("census.safetensors", self._told)
-            if asked.slot == server.setup.slots - 1:  # the next question has new keys
-                self._gathered(dict.fromkeys(pending.survivors, self._told), report, _SLACK)
-            course.stage = None if following is None else following.note()
+            setup, survivors, sent = server.setup, pending.survivors, {"request": encode_request(request)}
+            about = {"place": setup.place(asked.slot), "history": history}
+            arrays, shows = evidence.parts()
+            told = notes.pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
+            if len(survivors) > notes.committee_size(self.colluders):
+                about |= self._checked_by_some(setup, survivors, told, report)
+                told = notes.pack(
+                    CENSUS, setup, {**about, "counts": dict(total.counts)}, {**total.arrays, **sent}
+                )
+            self._told, self._informed = told, set()
+            if self.store is not None:
+                self.store.write("census.safetensors", told)
+            if asked.slot == setup.slots - 1:  # the next question has new keys
+                self.gathered(dict.fromkeys(survivors, told), _SLACK, lambda name, reply: None, report)
+            course.stage = following
             course.census = history if following is None else None
             self._keep()
 
-    def _census_letter(
-        self, request: Request, about: dict[str, Any], evidence: Evidence, total: Term, report: CohortReport
-    ) -> bytes:
-        """The proof of a stage of the census. Of many clients, some check it and the others trust them."""
-        setup, everybody, sent = evidence.setup, evidence.survivors, {"request": encode_request(request)}
-        arrays, shows = evidence.parts()
-        told = notes.pack(CENSUS, setup, {**about, "evidence": {**about, **shows}}, {**arrays, **sent})
-        if len(everybody) <= notes.committee_size(self.colluders):
-            return told
+    def _checked_by_some(
+        self, setup: Setup, everybody: tuple[str, ...], told: bytes, report: CohortReport
+    ) -> dict[str, Any]:
+        """What some of many clients sign of a stage of the census that they check; the others trust them."""
         checking = notes.committee(everybody, setup.run, self.colluders)
         needed = notes.signatures_needed(len(everybody), self.colluders)
-        replies = self._gathered(dict.fromkeys(sorted(checking[:needed]), told), report, _SLACK)
-        read = {name: notes.read_letter(reply)[1] for name, reply in replies.items()}
-        agreed = {name: notes.text(note, "signature") for name, note in read.items()}
-        about = {**about, "signatures": agreed, "cohort": everybody, "counts": dict(total.counts)}
-        return notes.pack(CENSUS, setup, about, {**total.arrays, **sent})
+        agreed: dict[str, str] = {}
+
+        def take(name: str, reply: bytes) -> None:
+            agreed[name] = notes.text(notes.read_letter(reply)[1], "signature")
+
+        self.gathered(dict.fromkeys(sorted(checking[:needed]), told), _SLACK, take, report)
+        return {"signatures": agreed, "cohort": everybody}
 
     def _first_stage(self, spec: Spec) -> CensusStage:
         """Where the census of a run begins: at the newest history that all clients can go on from."""
@@ -328,36 +331,43 @@ class SecureFederation(Federation):
             )
         history = common[-1] if common else ""
         finished = all(one.get(history, True) for one in known)
-        return CensusStage.first(course.run, history, finished, self.limits, spec)
+        name, classes = "cells" if finished else "columns", labels_note(spec.classes)
+        return CensusStage(name, course.run, history, self.limits, classes, labels=len(spec.labels))
 
-    def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
-        """The sum of masked terms, closed and written down together with whom it is over."""
+    def _masked(self, asked: Asked, request: Request, chain: Chain) -> tuple[MaskedSum, CohortReport]:
+        """The sum of masked terms, closed and written down with whom it is over, and who took part."""
         assert self._server is not None
-        layout, place = asked.layout, self._server.setup.place(asked.slot)
+        course, layout, place = self._course, asked.layout, self._server.setup.place(asked.slot)
+        report = CohortReport.of(request, asked.cohort)
+        for name in list(report.absent):
+            self._lose(report, name, CohortError("it took no part in the setup of this run"))
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
-        census = (self._course.census or "") if counted else ""
-        sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))
-        stored = self.store.sum(place)
-        pending = self._server.sum(asked.slot, asked.cohort, *sized, stored)
+        context = notes.context_of(asked.request, layout, (course.census or "") if counted else "")
+        stored = None if self.store is None else self.store.sum(place)
+        pending = self._server.sum(asked.slot, asked.cohort, layout.wide, layout.narrow, context, stored)
         if stored is not None:
             for name in pending.dropped:
                 report.lose(name, CohortError("it had not answered when the server was stopped"))
-            return pending
-        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
-        if self._agreed and request.kind != CENSUS:
-            note["agreed"] = self._agreed
-        refused = self._collect(pending, report, request, chain, note)
-        if refused:
-            narrow = {field.name for field in layout.fields if field.exponent is not None}
-            if not refused <= narrow:
-                raise TermError(
-                    f"{sorted(refused - narrow)} has numbers too large for a secure sum, or NaN. Check the "
-                    "features for values whose squares overflow; rescale such columns."
-                )
-            raise _OneLimbFailed(*refused)
-        pending.close()
-        self.store.keep_sum(place, pending.masked, pending.survivors)
-        return pending
+        else:
+            note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
+            if self._agreed and request.kind != CENSUS:
+                note["agreed"] = self._agreed
+            if refused := self._collect(pending, report, request, chain, note):
+                narrow = {field.name for field in layout.fields if field.exponent is not None}
+                if not refused <= narrow:
+                    raise TermError(
+                        f"{sorted(refused - narrow)} has numbers too large for a secure sum, or NaN. Check "
+                        "the features for values whose squares overflow; rescale such columns."
+                    )
+                raise _OneLimbFailed(*refused)
+            pending.close()
+            if self.store is not None:
+                self.store.keep_sum(place, pending.masked, pending.survivors)
+        opening = Opening(course.run, asked.request, pending.survivors)
+        if opening not in course.opened:
+            course.opened.append(opening)
+            self._keep()
+        return pending, report
 
     def _collect(
         self, pending: MaskedSum, report: CohortReport, request: Request, chain: Chain, note: dict[str, Any]
@@ -392,7 +402,7 @@ class SecureFederation(Federation):
                 if self._told and (self._lasting or name not in self._informed):
                     parts["census"] = self._told
                 letters[name] = notes.pack("ask", server.setup, note, parts)
-            self._gathered(letters, report, pending.masked.limbs.nbytes + _SLACK, take)
+            self.gathered(letters, pending.masked.limbs.nbytes + _SLACK, take, report)
             if not lacking:
                 return refused
             asked = lacking
@@ -400,40 +410,35 @@ class SecureFederation(Federation):
             self._lose(report, name, TermError("it still lacks model blocks after being sent them"))
         return refused
 
-    def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
-        """Ask for help to open a sum; signed fingerprints of its terms, where they are wanted."""
-        assert self._server is not None
-        setup, survivors, dropped = self._server.setup, pending.survivors, pending.dropped
+    def _open(self, pending: MaskedSum, asked: Asked, witnessed: bool) -> tuple[Term, Evidence]:
+        """A sum that is opened, and what shows it; that holds where those in it sign fingerprints of their
+        terms, too (witnessed)."""
+        setup, survivors, dropped = pending.question.setup, pending.survivors, pending.dropped
         note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
         note |= opened_note(self._course.opened)
         if witnessed:
-            note["sum"] = pending.masked.digest(pending.opening)
-        signed: dict[str, tuple[str, str]] = {}
-
-        def take(name: str, reply: bytes) -> None:
-            if witnessed:
-                arrays, witness = notes.unpack(reply, "witnessed", setup)
-                signed[name] = notes.text(witness, "value"), notes.text(witness, "signature")
-                reply = notes.raw(arrays, "opened")
-            pending.add_opening(name, reply)
-
-        told = notes.pack("open", setup, note)
-        reasons = gather(self.engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
-        if not pending.can_open:
+            pending.witnessed, note["sum"] = True, pending.masked.digest(pending.opening)
+        told = dict.fromkeys(survivors, notes.pack("open", setup, note))
+        reasons = self.gathered(told, _SLACK, pending.add_opening)
+        try:
+            total = pending.total()
+        except CohortError as problem:
             raise CohortError(
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
                 f"{setup.threshold} must. {said_of(reasons)}."
-            )
-        if witnessed and set(signed) != set(survivors):
+            ) from problem
+        if witnessed and set(pending.signed) != set(survivors):
             raise CohortError(
-                f"{len(signed)} of {len(survivors)} clients signed what they sent; all must where questions "
-                f"are checked. {said_of(reasons)}."
+                f"{len(pending.signed)} of {len(survivors)} clients signed what they sent; all must where "
+                f"questions are checked. {said_of(reasons)}."
             )
-        return signed
+        about = (setup, asked.slot, asked.request, asked.layout, survivors, dropped)
+        return decode(total, asked.layout), Evidence(*about, pending.masked, pending.secrets, pending.signed)
 
     def _keep(self) -> None:
         """Write down where the run is."""
-        if self.store.folder is not None:
+        if self.store is not None:
+            self._course.sizes = self._known.note()
             self.store.keep("course.json", self._course.note())
 
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
@@ -446,53 +451,31 @@ class SecureFederation(Federation):
 
     # -- the run -----------------------------------------------------------------------------------
 
-    def _take_opening(self, request: Request, chain: Chain) -> None:
-        """Take the method from the opening; another one begins a new run."""
+    def _take_opening(self, chain: Chain, first: bool) -> None:
+        """Take the method from the opening; another one begins a new run, and so does a first question."""
         kind: Any = check_method(chain)
         begun, opening = self._course.opening, chain.digests[1]
-        if begun is not None and (begun != opening or request.exchange == 0):
+        if begun is not None and (begun != opening or first):
             self._begin(self._course.slots - _SPARE_SLOTS)
         if self._course.opening is not None:
             return
-        kept = self.store.resume(opening)
-        if kept is not None:
+        additive = kind.additive | ADDITIVE.get(kind.key, frozenset())
+        self._known = KnownTotals(additive, kind.recurring, self.describe)
+        if self.store is not None and (kept := self.store.resume(opening)) is not None:
             self._course, self._before = kept, kept.asked
+            self._known.recall(kept.sizes)
             self._server = self.store.server(kept.run, kept.epoch)
             if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
                 self._before = None
             else:
                 self._told = self.store.census(self._server.setup)
         self._course.opening = opening
-        additive = kind.additive | ADDITIVE.get(kind.key, frozenset())
-        self._known = KnownTotals(additive, kind.recurring)
-        self._known.recall(self._course.sizes)
-        self._made_up = MadeUpClient(self.describe)
-
-    def _check_cohort(self, request: Request) -> None:
-        """Refuse a cohort that changed."""
-        members = self._course.members
-        joined = sorted(set(self.federation.clients) - set(members)) if members else []
-        if joined:
-            raise CohortError(
-                f"{joined[:5]} joined in mid-run; a secure run keeps its cohort, since totals before and "
-                "after would show what they added. Begin a new run with them."
-            )
-        left_out = sorted(set(self.clients) - set(request.cohort))
-        if left_out and not self.changing:
-            raise CohortError(
-                f"this request leaves out {left_out[:5]} (participation below 1?); a secure run keeps its "
-                "cohort, since totals with and without them would show what they add. Ask everybody, or "
-                "allow changes on both sides (changing=True)."
-            )
 
     def _keys(self) -> Server:
         """A server with a free slot, with new keys where none is left."""
-        if self._server is None or self._course.slot >= self._server.setup.slots:
-            self._server = self._set_up()
-        return self._server
-
-    def _set_up(self) -> Server:
         course, names = self._course, self.clients
+        if self._server is not None and course.slot < self._server.setup.slots:
+            return self._server
         self._attend()
         if len(names) < LEAST_COHORT:
             raise CohortError(
@@ -504,55 +487,63 @@ class SecureFederation(Federation):
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._keep()
-        least = notes.least_threshold(len(names), self.colluders)
-        setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
+        setup = Setup(
+            course.run, course.epoch, course.slots, notes.least_threshold(len(names), self.colluders)
+        )
+        if len(names) >= SPARSE_FROM and not self.changing:  # of many clients, none may drop out of a sum
+            setup = self._graph(setup, names)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received, self._told = set(), b""
         begin = dict.fromkeys(names, notes.pack("begin", setup, opened_note(course.opened)))
         course.accounts = {}
 
         def begun(name: str, reply: bytes) -> None:
-            arrays, note = notes.unpack(reply, "begun", setup)
-            server.add_keys(name, notes.raw(arrays, "keys"))
+            arrays, note = notes.read_letter(reply, "begun", setup)
+            server.add_keys(name, notes.octets(arrays, "keys").tobytes())
             course.accounts[name] = note.get("accounts", [])
 
-        self._gathered(begin, report, _SLACK, begun)
+        self.gathered(begin, _SLACK, begun, report)
         self._keep()
         told = {name: server.keys_for(name) for name in server.members}
         # For every neighbour a share of two secrets of each slot.
         largest = _SLACK + len(told) * (1024 + 128 * setup.slots)
-        shares = self._gathered(told, report, largest, server.add_shares)
+        self.gathered(told, largest, server.add_shares, report)
         course.invited, course.members = (), self.federation.clients
-        self.store.keep_setup(server, shares)
+        if self.store is not None:
+            self.store.keep_setup(server)
+        self._server = server
         return server
 
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
-        """The setup, with neighbours on a circle if there are many clients and none may drop out of a sum."""
-        if len(names) < SPARSE_FROM or self.changing:
-            return setup
+        """The setup, with neighbours on a circle if there are enough clients for that."""
         degree, threshold = degree_for(len(names), self.colluders, math.ceil(_DROPOUTS * len(names)))
         if not degree:
             return setup
         circle = draw_seed(self.engine, names, about_circle(setup), self.colluders)
         return dataclasses.replace(setup, threshold=threshold, degree=degree, circle=circle)
 
-    def _gathered(
+    def gathered(
         self,
         letters: Mapping[str, bytes],
-        report: CohortReport,
         largest: int,
-        add: Callable[[str, bytes], None] = lambda name, reply: None,
-    ) -> dict[str, bytes]:
-        """The replies to letters, by name, each of `largest` bytes at most and taken by `add`."""
-        found: dict[str, bytes] = {}
+        take: Callable[[str, bytes], None],
+        report: CohortReport | None = None,
+    ) -> dict[str, str]:
+        """Have the replies to letters taken, each of `largest` bytes at most; of others, by name, why not.
 
-        def take(name: str, reply: bytes) -> None:
-            add(name, reply)
-            found[name] = reply
-
-        replies = self.engine.carry(CHANNEL, letters, largest)
-        gather(replies, take, lambda name, problem: self._lose(report, name, problem))
-        return found
+        report: loses those others, which may stop the run.
+        """
+        reasons = {}
+        for name, reply in self.engine.carry(CHANNEL, letters, largest):
+            try:
+                if isinstance(reply, Exception):
+                    raise reply
+                take(name, reply)
+            except Exception as problem:
+                reasons[name] = plain(problem)
+                if report is not None:
+                    self._lose(report, name, problem)
+        return reasons
 
     def _attend(self) -> None:
         """Give the clients of this process their side of the protocol."""
@@ -590,16 +581,3 @@ def _seeded(method: Any, seed: int) -> Any:
     inner = getattr(method, "method", None)
     changed = {"seed": seed} if inner is None else {"method": _seeded(inner, seed)}
     return dataclasses.replace(method, **changed)
-
-
-def _digest(term: Term) -> str:
-    """Names a total."""
-    state = hashlib.sha256(notes.purpose("total", sorted(term.arrays), sorted(term.counts.items())))
-    for name in sorted(term.arrays):
-        state.update(np.ascontiguousarray(term.arrays[name]).data)
-    return state.hexdigest()
-
-
-def _sent(request: Request) -> Request:
-    """The request as clients read it."""
-    return decode_request(encode_request(request))

@@ -19,13 +19,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.errors import CohortError, DataError, TermError, explained
+from fedsolve.errors import CohortError, TermError, explained
 from fedsolve.federation.encoding import decode_request
 from fedsolve.federation.encoding import request_digest as request_digest
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
@@ -33,16 +33,15 @@ from fedsolve.federation.noisy_sums import NoisyAnswer, release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
 from fedsolve.privacy import notes
 from fedsolve.privacy.census import CensusStage, Limits
-from fedsolve.privacy.disclosure import Disclosure
+from fedsolve.privacy.disclosure import Disclosure, check_method
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_circle
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import CHANNEL, Question, Setup
 from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
 from fedsolve.privacy.primitives import Sign, Verify
-from fedsolve.privacy.ring import Layout, OutOfRange, decode, encode
+from fedsolve.privacy.ring import Layout, OutOfRange, encode
 from fedsolve.privacy.shamir import Random
-from fedsolve.privacy.unmasking import Evidence
 from fedsolve.privacy.verifying import CheckedTraining, QuestionCheck, Shown, SignedQuestions, agreed_message
 
 CENSUS = "census"
@@ -91,14 +90,14 @@ class SecureClient:
         self.policy = policy
         rules = policy or SitePolicy(colluders=colluders, changing=changing, verified=verified)
         limits = (limits or Limits()) if policy is None else policy.limits
-        folder, key = self.ledger.folder, self.ledger.row_key()
+        folder, key, self.rules = self.ledger.folder, self.ledger.row_key, rules
         self.changing, self._colluders = rules.changing, rules.colluders
         self.disclosure = Disclosure(limits, key, folder, self.changing, withdrawn=self.ledger.withdrawn)
         self._sign, self._verify, self._random = sign, verify, random
         self._signatures = SignedQuestions(verify, self._colluders, rules.verified, rules.signatures)
-        self._check = QuestionCheck(folder)
-        self.seeds = SeedSite(participant.name, sign, verify, SeedBook(folder), random, self._colluders)
-        self.budget = Budget(folder, key, rules.epsilon_total, rules.delta_total, limits.epsilon)
+        self._check = QuestionCheck(folder) if rules.verified else None
+        if folder is not None:
+            _ = self.seeds, self.budget  # what is on the disk is read before anything is answered
         if policy is not None:
             self._guard = PolicyGuard(policy, self.budget)
             participant.guard = self._permit
@@ -106,6 +105,19 @@ class SecureClient:
         self._settings: Any = {"colluders": self._colluders, "drawn": self._drawn, "random": random}
         kept = self.ledger.secrets
         self._client = None if kept is None else Client.load(kept, sign, verify, **self._settings)
+
+    @cached_property
+    def seeds(self) -> SeedSite:
+        """This site's part in drawing seeds."""
+        book = SeedBook(self.ledger.folder)
+        return SeedSite(self.participant.name, self._sign, self._verify, book, self._random, self._colluders)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """What answers with noise have cost this site's rows."""
+        folder, key, rules = self.ledger.folder, self.ledger.row_key, self.rules
+        most = self.disclosure.limits.epsilon
+        return Budget(folder, key, rules.epsilon_total, rules.delta_total, most)
 
     def attend(self) -> None:
         """Let the participant's letters about secure sums be answered here."""
@@ -118,7 +130,7 @@ class SecureClient:
         if message == "begin":
             return self._begin(Setup.from_note(note.get("setup")), note)
         client = self._client
-        if client is None or note.get("setup") != client.setup.note():
+        if client is None or note.get("setup") != vars(client.setup):
             raise TermError(
                 f"'{self.participant.name}' is not part of the setup that this letter belongs to; it sits "
                 "the run out."
@@ -147,86 +159,85 @@ class SecureClient:
         if self._client is None or self._client.setup != setup:
             self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
         keys = self._client.advertise()
-        self.ledger.keep(self._secrets(self._client))
+        self.ledger.keep(self._client.save)
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
         return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
-        self.ledger.keep(self._secrets(client))
+        self.ledger.keep(client.save)
         said = "shares of its secrets, sealed for each of the others"
-        self._tell(Sent("shares", f"{said}; {self._signatures.said(client.members)}", len(shares)))
+        checked = "this site answers questions that nobody has checked (verified = false)"
+        if self.rules.verified:
+            checked = self._signatures.said(client.members)
+        self._tell(Sent("shares", f"{said}; {checked}", len(shares)))
         return shares
-
-    def _secrets(self, client: Client) -> bytes:
-        """What the ledger keeps of a member of a setup, in a folder; nothing where it has none."""
-        return b"" if self.ledger.folder is None else client.save()
 
     # -- an answer ---------------------------------------------------------------------------------
 
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         if "sealed" in arrays and len(client.partners) == 1:
-            client.receive(notes.raw(arrays, "sealed"))
+            client.receive(notes.octets(arrays, "sealed").tobytes())
         if "census" in arrays:
-            told = notes.unpack(notes.raw(arrays, "census"), CENSUS, client.setup)
+            told = notes.read_letter(notes.octets(arrays, "census").tobytes(), CENSUS, client.setup)
             if told[1].get("history") != self.disclosure.account.history:  # else it has been seen
                 self._admit(client, *told)
         cohort, layout = notes.listed(note, "cohort"), Layout.from_note(note.get("layout"))
-        request = decode_request(notes.raw(arrays, "request"))
-        digest, slot = request_digest(request), _slot(note)
-        context = context_of(digest, layout, self._census(client, request.kind, cohort))
-        question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context)
+        request = decode_request(notes.octets(arrays, "request").tobytes())
+        slot: Any = note.get("slot")
+        digest, run = request_digest(request), client.setup.run
+        context = notes.context_of(digest, layout, self._census(client, request.kind, cohort))
         place = client.setup.place(slot)
+        question = Question(client.setup, slot, tuple(cohort), layout.wide, layout.narrow, context).digest
         about = {"slot": place, "cohort": cohort, "layout": layout.note()}
         said = f"the masked answer to {request.kind}, step {request.step}"
-        stored = self.ledger.stored(place, question.digest())
+        stored = self.ledger.stored(place, question)
         if stored is not None:
             self._tell(Sent("masked", f"{said}, once more", len(stored), request, about))
             return stored
-        if request.kind == CENSUS:  # before anything is counted or sent
-            self._check_census(self._stage(request), layout, cohort)
+        data, disclosure, array = self.participant.data, self.disclosure, None
+        # Noise hides rows by itself. A census never has any, whatever methods are imported.
+        noisy = request.kind != CENSUS and kind_of(request.kind).releases is not None
+        term: Term | Needs
+        if request.kind == CENSUS:
+            stage = CensusStage.from_note(request.note, run)
+            self._check_census(stage, layout, cohort)  # before anything is counted or sent
+            term = disclosure.counts(data, stage)
         else:
             if self.policy is not None:
-                self._check_limits(self.policy, client.setup.run, layout)
-            self._signatures.check(
-                digest, client.members, cohort, note, client.setup.run, layout.digest(), self.changing
-            )
-        noisy = _noisy(request.kind)
-        term = self._noisy_term(request, place, len(cohort)) if noisy else self._term(request)
+                self._check_limits(self.policy, run, layout)
+            if self.rules.verified:
+                signed = (client.members, cohort, note, run, layout.digest(), self.changing)
+                self._signatures.check(digest, *signed)
+            if noisy:
+                term = self._noisy_term(request, place, len(cohort))
+            else:
+                rows = disclosure.rows(data)
+                term = self.participant.answer(request, rows=rows, permit=disclosure.permit)
         if isinstance(term, Needs):
             self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
             return notes.pack("needs", client.setup, {"have": term.have})
+        term = term.on_host()
         said += f", for a sum over {len(cohort)}{f'; {self.budget.said()}' if noisy else ''}"
-        array = self.disclosure.rounded_otherwise(term, layout)
+        if layout.narrow:
+            array = disclosure.rounded_otherwise(term, layout)
         try:
-            vector = encode(completed(term, layout), layout, len(cohort))
+            names = {field.name for field in layout.fields}
+            whole = {*term.arrays} == names and {*term.counts} == {*layout.counts}
+            vector = encode(term if whole else completed(term, layout), layout, len(cohort))
             if array is None and request.kind != CENSUS and not noisy:
                 chain = self.participant.memory.chain
-                said += f"; {self.disclosure.disclosed(request, chain, term, layout)}"
+                said += f"; {disclosure.disclosed(request, chain, term, layout)}"
         except OutOfRange as problem:
             array = problem.array
-            self.disclosure.too_large(term.arrays[array])
+            disclosure.too_large(term.arrays[array])
         if array is not None:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
             return notes.pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
-        self.ledger.use(place, digest, question.digest(), masked, self._secrets(client))
+        self.ledger.use(place, digest, question, masked, client.save)
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
-
-    def _term(self, request: Request) -> Term | Needs:
-        """This client's answer: of the rows that take part, or how many of them lie in which cells."""
-        data = self.participant.data
-        if request.kind == CENSUS:
-            return self.disclosure.counts(data, self._stage(request))
-
-        def permit(asked: Request, chain: Chain, rows: ClientData) -> None:
-            if asked.position:
-                check_method(chain)
-            self.disclosure.permit(asked, chain)
-
-        term = self.participant.answer(request, rows=self.disclosure.rows(data), permit=permit)
-        return term if isinstance(term, Needs) else term.on_host()
 
     def _noisy_term(self, request: Request, place: str, sites: int) -> Term | Needs:
         """This client's answer with its share of the noise: drawn once for every slot, paid for before.
@@ -275,29 +286,22 @@ class SecureClient:
 
     # -- the census --------------------------------------------------------------------------------
 
-    def _stage(self, request: Request) -> CensusStage:
-        """The stage of a census that is asked for, in the run under way."""
-        stage = CensusStage.from_note(request.note)
-        if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
-            raise TermError("what is asked for is not the census of this run.")
-        return stage
-
     def _check_census(self, stage: CensusStage, layout: Layout, cohort: Sequence[str]) -> None:
         """Refuse to count rows for a run that this site would refuse afterwards."""
         data, labels = self.participant.data, self.participant.data.own_labels()
         if layout != stage.layout(data.width, 1 if labels.ndim == 1 else int(labels.shape[1])):
             raise TermError("the census is asked for in another layout than its own.")
-        if self.budget.limited:
+        if self.rules.epsilon_total > 0:
             raise TermError(
-                f"this site's policy has a budget (epsilon_total = {self.budget.epsilon:g}); it answers "
+                f"this site's policy has a budget (epsilon_total = {self.rules.epsilon_total:g}); it answers "
                 "private runs only, which count no rows."
             )
-        if stage.name == "cells":
+        if stage.name == "cells" and self.disclosure.account.size:
             self.disclosure.check_known(data, cohort, stage.classes is not None)
 
     def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
         """The digest of the census that a question rests on; refused where there is none."""
-        if kind == CENSUS or _noisy(kind):
+        if kind == CENSUS or kind_of(kind).releases is not None:
             return ""
         account = self.disclosure.account
         if self.disclosure.run != client.setup.run or not account.finished:
@@ -311,18 +315,18 @@ class SecureClient:
 
     def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Take rows in, as an opened stage of the census says."""
-        request = decode_request(notes.raw(arrays, "request"))
-        digest, stage = request_digest(request), self._stage(request)
+        request = decode_request(notes.octets(arrays, "request").tobytes())
+        digest, stage = request_digest(request), CensusStage.from_note(request.note, client.setup.run)
         if signed := note.get("signatures"):  # others have seen the evidence
             asked, cohort = self.ledger.request_of(notes.text(note, "place")), notes.listed(note, "cohort")
             counts = {name: array for name, array in arrays.items() if name != "request"}
             total = Term(counts, {str(name): int(count) for name, count in note["counts"].items()})
         else:
-            evidence, total = self._evidence(client, arrays, note, "")
+            evidence, total = client.shown(arrays, note.get("evidence"), "")
             asked, cohort = evidence.request, list(evidence.survivors)
-        if digest != asked:
+        if request.kind != CENSUS or digest != asked:
             raise TermError("the total that is shown is not a census.")
-        agreement = notes.purpose("census", client.setup.run, digest, stage.after(total), cohort)
+        agreement = notes.purpose("census", client.setup.run, digest, stage.shown(total)[0], cohort)
         if signed:
             self._signatures.check_signed(agreement, signed, client.members, client.setup.run)
         said = self.disclosure.admit(self.participant.data, stage, total, cohort)
@@ -332,7 +336,8 @@ class SecureClient:
     # -- totals ------------------------------------------------------------------------------------
 
     def _open(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
-        slot, survivors, dropped = _slot(note), notes.listed(note, "survivors"), notes.listed(note, "dropped")
+        survivors, dropped = notes.listed(note, "survivors"), notes.listed(note, "dropped")
+        slot: Any = note.get("slot")
         place, run = client.setup.place(slot), client.setup.run
         opening = Opening(run, self.ledger.request_of(place), tuple(survivors))
         known = openings_of(note, run)
@@ -348,9 +353,11 @@ class SecureClient:
         self.ledger.check_noise(place, honest)
         self.disclosure.settle(run)
         reply = client.open(slot, survivors, dropped)
-        self.ledger.open(opening, self._secrets(client))
+        self.ledger.open(opening, client.save)
         if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
-            masked = notes.read_letter(self.ledger.sent(place))[0]["limbs"]
+            sent = self.ledger.stored(place)
+            assert sent is not None
+            masked = notes.read_letter(sent)[0]["limbs"]
             value, message = client.witness(slot, survivors, masked, notes.text(note, "sum"))
             told = {"value": value, "signature": self._sign(message).hex()}
             reply = notes.pack("witnessed", client.setup, told, {"opened": reply})
@@ -368,7 +375,9 @@ class SecureClient:
                 f"{len(cohort)} sites are too few for one of them to see totals and check questions; or this "
                 "site's policy is not to."
             )
-        request, model = (decode_request(notes.raw(arrays, part)) for part in ("request", "model"))
+        request, model = (
+            decode_request(notes.octets(arrays, part).tobytes()) for part in ("request", "model")
+        )
         asked = dataclasses.replace(request, cohort=cohort)
         training, digest = CheckedTraining.from_note(note), request_digest(request)
         for block in model.blocks:
@@ -380,6 +389,7 @@ class SecureClient:
                 dataclasses.replace(self.policy, methods=None).check_opening({**opening, **started})
                 self._check_seed(client, opening)
         shown = self._shown(client, arrays, note, request.kind) if "evidence" in note else None
+        assert self._check is not None  # as signatures are checked here, too
         absorbs = self._check.agree(training, asked, digest, model, shown)
         layouts = notes.listed(note, "layouts")
         message = agreed_message(training.name, digest, sorted(cohort), notes.text(note, "run"), layouts)
@@ -391,36 +401,18 @@ class SecureClient:
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
     ) -> Shown:
+        if not isinstance(about := note.get("evidence"), dict):
+            raise TermError("the evidence of a total is damaged.")
+
         def total() -> Total:
-            evidence, term = self._evidence(client, arrays, note, self._census(client, kind, None))
+            evidence, term = client.shown(arrays, about, self._census(client, kind, None))
             if not self._signatures.enough(evidence.survivors):
                 raise TermError(
                     f"a total over {len(evidence.survivors)} sites is too small to be shown to one."
                 )
             return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(evidence.dropped))
 
-        about = _about_evidence(note)
         return Shown(notes.text(about, "place"), notes.text(about, "request"), total)
-
-    def _evidence(
-        self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
-    ) -> tuple[Evidence, Term]:
-        """The evidence for a total of a question that this client answered, and the total."""
-        about = _about_evidence(note)
-        place, evidence = notes.text(about, "place"), Evidence.from_parts(arrays, about)
-        context = context_of(notes.text(about, "request"), evidence.layout, census)
-        return evidence, decode(client.total(evidence, place, context), evidence.layout)
-
-
-def _about_evidence(note: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(about := note.get("evidence"), dict):
-        raise TermError("the evidence of a total is damaged.")
-    return about
-
-
-def _noisy(kind: str) -> bool:
-    """Whether answers of this kind have noise. A census never has, whatever methods are imported."""
-    return kind != CENSUS and kind_of(kind).releases is not None
 
 
 def _release(request: Request, chain: Chain) -> NoisyAnswer:
@@ -463,29 +455,6 @@ def request_note(request: Request) -> dict[str, Any]:
     asked = {name: getattr(request, name) for name in ("kind", "step", "position", "digest")}
     blocks = [{"note": dict(block.note), "arrays": described(block.arrays)} for block in request.blocks]
     return {**asked, "note": dict(request.note), "arrays": described(request.arrays), "blocks": blocks}
-
-
-def _slot(note: Mapping[str, Any]) -> int:
-    if type(slot := note.get("slot")) is not int:
-        raise TermError(f"'slot' of this letter must be a whole number; got {ascii(slot)[:40]}.")
-    return slot
-
-
-def context_of(request: str, layout: Layout, census: str) -> bytes:
-    """What all clients of a sum must agree on, or their masks do not cancel; census: the history of rows."""
-    return notes.purpose("sum", request, layout.note(), census)
-
-
-def check_method(chain: Chain) -> type:
-    """The class of a run's method; refused, by name, where it needs each client's answer by itself."""
-    key = chain.opening["method"]
-    kind = registry.method_class(key)
-    if getattr(kind, "gathers", False):
-        raise DataError(
-            f"method '{key}' gathers: its server needs every client's answer by itself, which secure sums "
-            "hide. Choose a method that needs sums only ('fedsolve methods'), or train in the open."
-        )
-    return kind
 
 
 def completed(term: Term, layout: Layout) -> Term:

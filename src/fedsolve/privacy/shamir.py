@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from fedsolve.errors import DataError, TermError
@@ -32,16 +32,13 @@ def split(secret: bytes, threshold: int, holders: int, random: Random = secrets.
         raise DataError(f"a threshold must lie between 1 and the {holders} holders; got {threshold}.")
     # 16 bytes more than an element has: what the remainder favours is beyond notice (2^-128).
     drawn = [int.from_bytes(random(SHARE_BYTES + 16), "big") % PRIME for _ in range(threshold - 1)]
-    polynomial = [*drawn, int.from_bytes(secret, "big")]
-    return [_value(polynomial, holder).to_bytes(SHARE_BYTES, "big") for holder in range(1, holders + 1)]
-
-
-def _value(polynomial: Sequence[int], at: int) -> int:
-    """By Horner's rule, the highest coefficient first."""
-    value = 0
-    for coefficient in polynomial:
-        value = (value * at + coefficient) % PRIME
-    return value
+    shares = []
+    for holder in range(1, holders + 1):
+        value = 0  # by Horner's rule, the highest coefficient first
+        for coefficient in (*drawn, int.from_bytes(secret, "big")):
+            value = (value * holder + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
 
 
 def joined(shares: Mapping[int, bytes]) -> bytes:

@@ -20,7 +20,7 @@ from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Participant, ask
-from fedsolve.privacy.ring import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Exponents, Layout
+from fedsolve.privacy.ring import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Layout
 
 SPARE_BITS = 2
 """A term in one limb may be 4 times as large as the largest number of the total before it.
@@ -66,12 +66,20 @@ a gradient where the first coefficients are the last. The root of a curvature is
 class KnownTotals:
     """The sizes of a run's totals, from which exponents and the required accuracy follow.
 
+    describe: what made-up rows look like, by whose answers the shapes of arrays are found.
     additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
         run among others has the name of that run before its own.
     given_up: names of those that travel in two from now on, since one has not done for them.
     """
 
-    def __init__(self, additive: Collection[str] = (), recurring: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        additive: Collection[str] = (),
+        recurring: Collection[str] = (),
+        describe: Callable[[], Spec] | None = None,
+    ) -> None:
+        self._describe = describe
+        self._participant: Participant | None = None
         self.additive = frozenset(additive)
         self._recurring = frozenset(recurring)
         self._beginnings = tuple(name for name in recurring if name.endswith("."))
@@ -98,7 +106,8 @@ class KnownTotals:
         found = {}
         for (name, shape), (latest, _) in self._sizes.items():
             own, exponent = name.rpartition(".")[2], exponent_for(latest, clients)
-            named = self._adds_up(name) or name.startswith(self._beginnings) or own in self._recurring
+            adds_up = not self.additive.isdisjoint((name, own))
+            named = adds_up or name.startswith(self._beginnings) or own in self._recurring
             if named and name not in self.given_up and exponent is not None:
                 found[name, shape] = exponent
         return found
@@ -117,17 +126,11 @@ class KnownTotals:
         ]
         return max(peaks, default=0.0)
 
-    def _adds_up(self, name: str) -> bool:
-        return bool({name, name.rpartition(".")[2]} & self.additive)
-
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""
-        return {
-            field.name
-            for field in layout.fields
-            if field.exponent is not None
-            and 0 < _largest(total.arrays[field.name]) < field.error_bound(clients) / FINEST
-        }
+        bounds = layout.error_bounds(clients)
+        narrow = (field.name for field in layout.fields if field.exponent is not None)
+        return {name for name in narrow if 0 < _largest(total.arrays[name]) < bounds[name] / FINEST}
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
@@ -139,9 +142,9 @@ class KnownTotals:
         bounds = layout.error_bounds(clients)
         for name, bound in bounds.items():
             size = _largest(total.arrays[name])
-            if not self._adds_up(name) and size:
+            before, _, own = name.rpartition(".")
+            if size and self.additive.isdisjoint((name, own)):
                 size = max(size, self._largest_of(name, total.arrays[name].shape))
-                before, _, own = name.rpartition(".")
                 squares = (total.arrays.get(f"{before}.{s}" if before else s) for s in _SQUARES.get(own, ()))
                 size = max(size, *(_largest(s) ** 0.5 for s in squares if s is not None), 0.0)
             if size and bound > FINEST * size:
@@ -151,23 +154,10 @@ class KnownTotals:
                 )
         return bounds
 
-
-def _largest(array: Array) -> float:
-    return float(max(array.max(), -array.min())) if array.size else 0.0
-
-
-class MadeUpClient:
-    """Answers the requests of a run with made-up rows, so that the shapes of answers are known."""
-
-    def __init__(self, describe: Callable[[], Spec]) -> None:
-        self._describe = describe
-        self._participant: Participant | None = None
-
-    def layout(
-        self, request: Request, chain: Chain, exponents: Exponents, bounded: Mapping[str, int]
-    ) -> Layout:
-        """Where each array of an answer to this request stands; bounded: exponents by name alone."""
+    def layout(self, request: Request, chain: Chain) -> Layout:
+        """Where each array of an answer to a request stands, in as few limbs as the totals before allow."""
         if self._participant is None:  # with a few rows of every class
+            assert self._describe is not None
             spec = self._describe()
             rows = 2 * max(2, spec.outputs)
             features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
@@ -184,5 +174,14 @@ class MadeUpClient:
         own = [name for name in term.arrays if "@" in name]
         if own:
             raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
-        by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
-        return Layout.of(term, {**exponents, **by_name})
+        clients = len(request.cohort)
+        exponents = self.exponents(clients)
+        if sizes := request.sizes():
+            for name, exponent in self.bounded(sizes, clients).items():
+                if name in term.arrays:
+                    exponents[name, term.shape(name)] = exponent
+        return Layout.of(term, exponents)
+
+
+def _largest(array: Array) -> float:
+    return float(max(array.max(), -array.min())) if array.size else 0.0

@@ -18,10 +18,9 @@ keys, was committed to in signed keys. A site that has all of this knows the tot
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from fedsolve.errors import CohortError, TermError, explained
 from fedsolve.privacy import notes, primitives
 from fedsolve.privacy.graph import around
 from fedsolve.privacy.notes import Question, Setup, SlotKeys
-from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES, Verify
+from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import Layout, RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, joined
 
@@ -44,17 +43,11 @@ _DIGITS = 8  # of 16 bits, of a drawn number
 class WordSum(RingVector):
     """Masked terms added as whole numbers: sums of words modulo 2^64, and how often each wrapped around."""
 
-    def __init__(self, limbs: Array, carries: Array, wide: int) -> None:
-        if carries.shape != limbs.shape or carries.dtype != np.uint16:
-            raise TermError("the carries of a sum of masked terms are missing or damaged.")
+    def __init__(self, limbs: Array, wide: int, carries: Array | None = None) -> None:
         super().__init__(limbs, wide)
-        self.carries = carries
-
-    @classmethod
-    def zeros(cls, wide: int, narrow: int) -> WordSum:
-        """The sum of no terms."""
-        size = 2 * wide + narrow
-        return cls(np.zeros(size, dtype="<u8"), np.zeros(size, dtype=np.uint16), wide)
+        self.carries = np.zeros(len(limbs), dtype=np.uint16) if carries is None else carries
+        if self.carries.shape != limbs.shape or self.carries.dtype != np.uint16:
+            raise TermError("the carries of a sum of masked terms are missing or damaged.")
 
     def add(self, other: RingVector) -> None:
         """Add a masked term in place."""
@@ -68,12 +61,6 @@ class WordSum(RingVector):
             np.add(self.limbs[part], other.limbs[part], out=self.limbs[part])
             self.carries[part] += self.limbs[part] < other.limbs[part]
 
-    def in_ring(self) -> RingVector:
-        """The sum in the ring: carries of lower limbs are added to the upper ones."""
-        vector = self.copy()
-        np.add(vector.high, self.carries[: self.wide], out=vector.high)
-        return vector
-
     def digest(self, opening: str) -> str:
         """SHA-256 over the sum and the digest of its opening (`opening_digest`)."""
         state = hashlib.sha256(notes.purpose("sum of masked terms", opening, self.wide))
@@ -81,12 +68,10 @@ class WordSum(RingVector):
         state.update(np.ascontiguousarray(self.carries).data)
         return state.hexdigest()
 
-    def fingerprint(self, key: bytes) -> int:
-        return (fingerprint(self.limbs, key) + (fingerprint(self.carries, key) << 64)) % PRIME
 
-
-def fingerprint(words: Array, key: bytes) -> int:
-    """<r, words> modulo 2^127 - 1, with r of 128 bits each drawn from a key."""
+def fingerprint(words: Array, digest: str) -> int:
+    """<r, words> modulo 2^127 - 1, with r of 128 bits each, which follow from the digest of a sum."""
+    key = primitives.derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
     stream = primitives.key_stream(key)
     room = bytearray(16 * _ROWS + 16)  # the library asks for room of one block more than it writes
     zeros = memoryview(bytes(16 * _ROWS))
@@ -100,11 +85,6 @@ def fingerprint(words: Array, key: bytes) -> int:
         sums = drawn.astype(np.float64).T @ digits
         total += sum(int(sums[d, h]) << (16 * (d + h)) for d in range(_DIGITS) for h in range(halves))
     return total % PRIME
-
-
-def drawn_key(digest: str) -> bytes:
-    """The key from which the numbers of fingerprints are drawn, once the sum has this digest."""
-    return primitives.derive(bytes.fromhex(digest), notes.purpose("numbers of fingerprints"))
 
 
 def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
@@ -132,64 +112,13 @@ class Evidence:
     secrets: Mapping[str, bytes]
     signed: Mapping[str, tuple[str, str]]
 
-    @property
-    def place(self) -> str:
-        """The name of its slot among those of all setups."""
-        return self.setup.place(self.slot)
-
-    def total(self, question: str, known: Mapping[str, SlotKeys], verify: Verify) -> RingVector:
-        """The total; refused, by name, where it is not the sum of the terms that its senders signed.
-
-        question: digest of the question that this site answered in the slot. known: members' keys.
-        """
-        opening = notes.opening_digest(question, self.survivors)
-        digest = self.masked.digest(opening)
-        added = 0
-        for name in self.survivors:
-            value, signature = self.signed.get(name, ("0", ""))
-            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
-            message = fingerprint_message(opening, digest, name, value, bound)
-            if not primitives.signed_by(verify, name, message, signature):
-                raise TermError(
-                    f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
-                    "signature is missing or belongs to another sum, or to another seed."
-                )
-            added += int(value, 16)
-        if added % PRIME != self.masked.fingerprint(drawn_key(digest)):
-            raise TermError(
-                f"the total shown for slot {self.place} was not opened: it is not the sum of the terms that "
-                "the sites sent."
-            )
-        return self.unmasked(question, known)
-
-    def unmasked(self, question: str, known: Mapping[str, SlotKeys]) -> RingVector:
-        """The sum without the masks that are left in it; a wrong seed or key is refused.
-
-        known: the members' keys; of others, who signed what they committed to, evidence is checked first. Of
-        those who dropped out, the masks would have cancelled the rest.
-        """
-        masks = []
-        for name in self.survivors:
-            bound = notes.commitment(self.setup, name, self.slot, self.secrets[name])
-            if name in known and bound != known[name].commitments[self.slot].tobytes():
-                raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
-            masks.append((own_mask(question, name, self.secrets[name]), -1))
-        for gone in self.dropped:
-            if primitives.public_key(self.secrets[gone]) != known[gone].masks[self.slot].tobytes():
-                raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
-            others = {name: known[name].masks[self.slot] for name in self.survivors}
-            masks += pair_masks(question, gone, self.secrets[gone], others)
-        total = self.masked.in_ring()
-        primitives.add_masks(total, masks)
-        return total
-
     def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and a note, for letters and files."""
         secrets = b"".join(self.secrets[name] for name in (*self.survivors, *self.dropped))
         small = self.masked.carries.max(initial=0) < 256
         carries = self.masked.carries.astype(np.uint8) if small else self.masked.carries
-        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": notes.as_array(secrets)}
-        note = {"setup": self.setup.note(), "layout": self.layout.note(), "slot": self.slot}
+        arrays = {"words": self.masked.limbs, "carries": carries, "secrets": np.frombuffer(secrets, np.uint8)}
+        note = {"setup": vars(self.setup), "layout": self.layout.note(), "slot": self.slot}
         note |= {"request": self.request, "survivors": self.survivors, "dropped": self.dropped}
         return arrays, {**note, "signed": {name: list(pair) for name, pair in self.signed.items()}}
 
@@ -201,7 +130,7 @@ class Evidence:
             survivors, dropped = notes.listed(note, "survivors"), notes.listed(note, "dropped")
             names = [*survivors, *dropped]
             rows = notes.octets(arrays, "secrets", (len(names) * KEY_BYTES,)).reshape(-1, KEY_BYTES)
-            masked = WordSum(arrays["words"], arrays["carries"].astype(np.uint16), layout.wide)
+            masked = WordSum(arrays["words"], layout.wide, arrays["carries"].astype(np.uint16))
             if len(masked.limbs) != 2 * layout.wide + layout.narrow:
                 raise ValueError("a sum of another length")
             signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
@@ -210,11 +139,6 @@ class Evidence:
             about = (Setup.from_note(note["setup"]), int(note["slot"]), str(note["request"]), layout)
             secrets = {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
             return cls(*about, tuple(survivors), tuple(dropped), masked, secrets, signed)
-
-
-def own_mask(question: str, name: str, seed: bytes) -> bytes:
-    """The key of a client's own mask, which it adds."""
-    return primitives.derive(seed, notes.purpose("self", question, name))
 
 
 def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]) -> list[tuple[bytes, int]]:
@@ -229,35 +153,57 @@ def pair_masks(question: str, name: str, key: bytes, others: Mapping[str, Array]
     return masks
 
 
-Stored = tuple[WordSum, Collection[str]]
-"""A sum of masked terms, and whose terms they are."""
+def unmasked(
+    question: Question,
+    masked: WordSum,
+    survivors: Sequence[str],
+    dropped: Sequence[str],
+    secrets: Mapping[str, bytes],
+    known: Mapping[str, SlotKeys],
+) -> RingVector:
+    """A sum of masked terms without the masks that are left in it; a wrong seed or key is refused.
+
+    secrets: by name, as in `Evidence`. known: the members' keys; of others, who signed what they committed
+    to, evidence is checked first. Of those who dropped out, the masks would have cancelled the rest.
+    """
+    setup, slot, masks = question.setup, question.slot, []
+    for name in survivors:
+        bound = notes.commitment(setup, name, slot, secrets[name])
+        if name in known and bound != known[name].commitments[slot].tobytes():
+            raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
+        masks.append((primitives.derive(secrets[name], notes.purpose("self", question.digest, name)), -1))
+    for gone in dropped:
+        if primitives.public_key(secrets[gone]) != known[gone].masks[slot].tobytes():
+            raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
+        others = {name: known[name].masks[slot] for name in survivors}
+        masks += pair_masks(question.digest, gone, secrets[gone], others)
+    total = RingVector(masked.limbs.copy(), masked.wide)
+    np.add(total.high, masked.carries[: masked.wide], out=total.high)  # what lower limbs carry to upper ones
+    primitives.add_masks(total, masks)
+    return total
 
 
+@dataclass(eq=False)
 class Server:
     """Collects and passes on the notes of a setup, then gives one `MaskedSum` per slot.
 
     Each `add_` takes who sent a note, as the engine knows it; a note under another name is refused. A server
     that starts again is given the notes of the setup again.
+
+    members: who advertised keys. sharers: who shared its secrets too, and so can take part in sums.
+    shares: their letters.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self.keys: dict[str, SlotKeys] = {}
-        self._sealed: dict[str, dict[str, bytes]] = {}
-        self.around: dict[str, tuple[str, ...]] = {}
-        self._relayed: dict[tuple[str, ...], bytes] = {}
-        self._sealed_passed_on = False
-        self._used: set[int] = set()
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Who advertised keys."""
-        return tuple(sorted(self.keys))
-
-    @property
-    def sharers(self) -> tuple[str, ...]:
-        """Who shared its secrets too, and so can take part in sums."""
-        return tuple(sorted(self._sealed))
+    setup: Setup
+    keys: dict[str, SlotKeys] = field(default_factory=dict, init=False)
+    members: tuple[str, ...] = field(default=(), init=False)
+    around: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    shares: dict[str, bytes] = field(default_factory=dict, init=False)
+    sharers: tuple[str, ...] = field(default=(), init=False)
+    _sealed: dict[str, dict[str, bytes]] = field(default_factory=dict, init=False)
+    _relayed: dict[tuple[str, ...], bytes] = field(default_factory=dict, init=False)
+    _sealed_passed_on: bool = field(default=False, init=False)
+    _used: set[int] = field(default_factory=set, init=False)
 
     def add_keys(self, sender: str, note: bytes) -> None:
         """Take what `Client.advertise` gave."""
@@ -265,12 +211,15 @@ class Server:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
         _sent_by(sender, note, "keys", self.setup)
         self.keys[sender] = SlotKeys.from_bytes(note, self.setup)
+        self.members = tuple(sorted(self.keys))
 
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
         if not self.around:
             self._check_enough(self.members, "advertised keys")
-            self.around = around(self.members, self.setup.degree, self.setup.circle)
+            self.around = dict.fromkeys(self.members, self.members)
+            if self.setup.degree:
+                self.around = around(self.members, self.setup.degree, self.setup.circle)
         near = self.around[name]
         if near not in self._relayed:
             letters = {other: self.keys[other].letter for other in near}
@@ -282,11 +231,13 @@ class Server:
         if self._sealed_passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
         arrays, fields = _sent_by(sender, note, "shares", self.setup)
-        if notes.listed(fields, "names") != [name for name in self.around.get(sender, ()) if name != sender]:
+        names = notes.listed(fields, "names")
+        if names != [name for name in self.around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
-        names = fields["names"]
-        size = NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES
-        self._sealed[sender] = {name: notes.raw(arrays, str(n), size) for n, name in enumerate(names)}
+        size = (NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES,)
+        sealed = {name: notes.octets(arrays, str(n), size).tobytes() for n, name in enumerate(names)}
+        self._sealed[sender], self.shares[sender] = sealed, note
+        self.sharers = tuple(sorted(self._sealed))
 
     def shares_for(self, name: str) -> bytes:
         """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
@@ -302,15 +253,22 @@ class Server:
         wide: int,
         narrow: int,
         context: bytes = b"",
-        stored: Stored | None = None,
+        stored: tuple[WordSum, Collection[str]] | None = None,
     ) -> MaskedSum:
-        """A sum to be asked for in a slot that is free; arguments as the clients get them."""
+        """A sum to be asked for in a slot that is free; arguments as the clients get them.
+
+        stored: a sum of masked terms and whose they are, to go on from.
+        """
+        notes.check_names(self.sharers, list(cohort), "the cohort of this sum")
         question = Question(self.setup, slot, tuple(sorted(cohort)), wide, narrow, context)
-        notes.check_names(self.sharers, question.cohort, "the cohort of this sum")
         if slot in self._used:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
-        return MaskedSum(question, self, stored)
+        if stored is None:
+            return MaskedSum(question, self, WordSum.zeros(wide, narrow))
+        pending = MaskedSum(question, self, stored[0], set(stored[1]))
+        pending.close()
+        return pending
 
     def _check_enough(self, names: Collection[str], did: str) -> None:
         least = self.setup.least_cohort
@@ -318,117 +276,99 @@ class Server:
             raise CohortError(f"{len(names)} clients {did} ({sorted(names)}); secure sums take {least}.")
 
 
+@dataclass(eq=False)
 class MaskedSum:
     """One sum under way: masked terms are added, then the total is opened with the members' shares.
 
     masked: the sum so far, meaningless until it is opened. Store it and `survivors` before asking anybody to
         open: a server that asked for another cohort after a restart would be refused.
-    stored: both, to go on from.
+    survivors, dropped: whose terms are in it, and who was asked besides, once it is closed.
+    opening: the digest of its one opening, then. secrets: as in `Evidence`, once it is opened.
+    witnessed: whether senders sign what they sent, as they help to open it. signed: what they signed.
     """
 
-    def __init__(self, question: Question, server: Server, stored: Stored | None) -> None:
-        self.question, self._digest = question, question.digest()
-        self._around, self._keys = server.around, server.keys
-        self.masked, survivors = stored or (WordSum.zeros(question.wide, question.narrow), ())
-        self._survivors, self._closed = set(survivors), stored is not None
-        self._openings: dict[str, dict[str, bytes]] = {}
-
-    @property
-    def survivors(self) -> tuple[str, ...]:
-        """Whose terms are in the sum."""
-        return tuple(sorted(self._survivors))
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Who was asked and has not answered."""
-        return tuple(sorted(set(self.question.cohort) - self._survivors))
+    question: Question
+    server: Server
+    masked: WordSum
+    _answered: set[str] = field(default_factory=set)
+    witnessed: bool = field(default=False, init=False)
+    survivors: tuple[str, ...] = field(default=(), init=False)
+    dropped: tuple[str, ...] = field(default=(), init=False)
+    opening: str = field(default="", init=False)
+    secrets: dict[str, bytes] = field(default_factory=dict, init=False)
+    signed: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
+    _openings: dict[str, dict[str, bytes]] = field(default_factory=dict, init=False)
 
     def add(self, sender: str, note: bytes) -> None:
         """Take what `Client.mask` gave; nothing of it is kept but the sum."""
-        arrays, fields = _sent_by(sender, note, "masked", self.question.setup)
-        if self._closed or sender in self._survivors or sender not in self.question.cohort:
+        question = self.question
+        arrays, fields = _sent_by(sender, note, "masked", question.setup)
+        if self.opening or sender in self._answered or sender not in question.cohort:
             raise CohortError(
                 f"the term of '{sender}' is not part of this sum: late, a repeat, or not asked for."
             )
-        if fields.get("slot") != self.question.slot or fields.get("question") != self._digest:
-            raise TermError(
-                f"'{sender}' answered another question than the one of slot {self.question.slot}."
-            )
+        if fields.get("slot") != question.slot or fields.get("question") != question.digest:
+            raise TermError(f"'{sender}' answered another question than the one of slot {question.slot}.")
         limbs = arrays.get("limbs")
-        if limbs is None or fields.get("wide") != self.question.wide:
+        if limbs is None or fields.get("wide") != question.wide:
             raise TermError(f"the masked term of '{sender}' is incomplete.")
-        self.masked.add(RingVector(limbs, self.question.wide))
-        self._survivors.add(sender)
+        self.masked.add(RingVector(limbs, question.wide))
+        self._answered.add(sender)
 
     def close(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Who is in the sum and who dropped out, for `Client.open` of those in it; no term is added after."""
-        least = self.question.setup.least_cohort
-        if len(self._survivors) < least:
+        cohort, least = self.question.cohort, self.question.setup.least_cohort
+        self.survivors = there = tuple(name for name in cohort if name in self._answered)
+        self.dropped = tuple(name for name in cohort if name not in self._answered)
+        if len(there) < least:
             raise CohortError(
-                f"{len(self._survivors)} of {len(self.question.cohort)} clients answered; {least} must "
-                f"before a sum is opened. Missing: {list(self.dropped)}."
+                f"{len(there)} of {len(cohort)} clients answered; {least} must before a sum is opened. "
+                f"Missing: {list(self.dropped)}."
             )
-        self._closed = True
-        return self.survivors, self.dropped
+        self.opening = notes.opening_digest(self.question.digest, there)
+        return there, self.dropped
 
     def add_opening(self, sender: str, note: bytes) -> None:
-        """Take what `Client.open` gave."""
-        arrays, fields = _sent_by(sender, note, "opened", self.question.setup)
-        if not self._closed or sender not in self._survivors or fields.get("slot") != self.question.slot:
-            raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
+        """Take what `Client.open` gave, within what the client signed of its term where that was wanted."""
+        setup, slot = self.question.setup, self.question.slot
+        if self.witnessed:
+            parts, told = notes.read_letter(note, "witnessed", setup)
+            signed = notes.text(told, "value"), notes.text(told, "signature")
+            note = notes.octets(parts, "opened").tobytes()
+        arrays, fields = _sent_by(sender, note, "opened", setup)
+        if not self.opening or sender not in self.survivors or fields.get("slot") != slot:
+            raise TermError(f"'{sender}' was not asked to open slot {slot}.")
         if fields.get("opening") != self.opening:
-            raise TermError(f"'{sender}' opened slot {self.question.slot} for other clients than asked.")
-        near = set(self._around[sender])
-        found: dict[str, bytes] = {}
+            raise TermError(f"'{sender}' opened slot {slot} for other clients than asked.")
+        near, found = set(self.server.around[sender]), dict[str, bytes]()
         for name, of in (("keys", self.dropped), ("seeds", self.survivors)):
             held = sorted(near.intersection(of))
             rows = notes.octets(arrays, name, (len(held), SHARE_BYTES))
             found |= {other: row.tobytes() for other, row in zip(held, rows, strict=True)}
         self._openings[sender] = found
-
-    @property
-    def can_open(self) -> bool:
-        """Whether enough members helped."""
-        return all(map(self._helpers, self.question.cohort))
-
-    @cached_property
-    def opening(self) -> str:
-        """The digest of this sum's one opening, once it is closed."""
-        return notes.opening_digest(self._digest, self.survivors)
-
-    def secrets(self) -> dict[str, bytes]:
-        """The seeds of the survivors' own masks and the keys of those who dropped out, by name."""
-        if not self._closed or not self.can_open:
-            raise CohortError(
-                f"{len(self._openings)} members helped to open slot {self.question.slot}; "
-                f"{self.question.setup.threshold} of the holders of every member's shares must."
-            )
-        found = {}
-        for name in self.question.cohort:
-            holders = self._around[name]
-            found[name] = joined({n: self._openings[holders[n - 1]][name] for n in self._helpers(name)})
-        return found
-
-    def evidence(self, request: str, layout: Layout, signed: Mapping[str, tuple[str, str]]) -> Evidence:
-        """What shows the total to others. request: its digest. signed: fingerprints of the terms."""
-        about = (self.question.setup, self.question.slot, request, layout, self.survivors, self.dropped)
-        return Evidence(*about, self.masked, self.secrets(), signed)
+        if self.witnessed:
+            self.signed[sender] = signed
 
     def total(self) -> RingVector:
-        """The sum of the survivors' terms, without masks."""
-        return self.evidence("", Layout(()), {}).unmasked(self._digest, self._keys)
-
-    def _helpers(self, name: str) -> tuple[int, ...]:
-        """The numbers of the first holders of a member's shares who helped; none if too few did."""
+        """The sum of the survivors' terms, without masks; refused until enough members have helped."""
         threshold = self.question.setup.threshold
-        numbers = (n for n, holder in enumerate(self._around[name], 1) if holder in self._openings)
-        found = tuple(itertools.islice(numbers, threshold))
-        return found if len(found) == threshold else ()
+        for name in self.question.cohort:
+            # The holders of its shares who helped, by their numbers: the first of them are enough.
+            holders = enumerate(self.server.around[name], 1)
+            shares = {n: self._openings[holder][name] for n, holder in holders if holder in self._openings}
+            if len(shares) < threshold:
+                raise CohortError(
+                    f"{len(self._openings)} members helped to open slot {self.question.slot}; {threshold} of "
+                    "the holders of every member's shares must."
+                )
+            self.secrets[name] = joined(dict(islice(shares.items(), threshold)))
+        keys = self.server.keys
+        return unmasked(self.question, self.masked, self.survivors, self.dropped, self.secrets, keys)
 
 
 def _sent_by(sender: str, note: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
     """The contents of a note; one under another name than the sender's is refused."""
-    arrays, fields = notes.unpack(note, message, setup)
+    arrays, fields = notes.read_letter(note, message, setup)
     if (name := notes.text(fields, "name")) != sender:
         raise TermError(f"'{sender}' sent a note under the name '{name}'.")
     return arrays, fields

@@ -24,16 +24,17 @@ import dataclasses
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.container import Shelf
 from fedsolve.errors import CohortError, DataError, TermError, explained
-from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.meaning import differs, notes_differ, settling
@@ -42,7 +43,7 @@ from fedsolve.federation.method import Run
 from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
 from fedsolve.privacy import notes
-from fedsolve.privacy.notes import CHANNEL, Setup
+from fedsolve.privacy.notes import Setup
 from fedsolve.privacy.primitives import Verify, signed_by
 from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.unmasking import Evidence
@@ -218,7 +219,7 @@ class QuestionCheck:
         assert self._training is not None
         note: dict[str, Any] = {"training": dataclasses.asdict(self._training), "opening": self._opening}
         note |= {"absorbed": absorbed, "agreed": agreed}
-        self._shelf.keep("checked", note, {"run": notes.as_array(run)})
+        self._shelf.keep("checked", note, {"run": np.frombuffer(run, np.uint8)})
         self._kept, self.absorbed, self.agreed = run, absorbed, agreed
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
@@ -301,9 +302,7 @@ class SignedQuestions:
         return self.verified and len(names) >= notes.least_verified(self.colluders)
 
     def said(self, members: Collection[str]) -> str:
-        """For the people at a site: whether the questions of a run are checked."""
-        if not self.verified:
-            return "this site answers questions that nobody has checked (verified = false)"
+        """For the people at a site: how many check the questions of a run."""
         needed = notes.signatures_needed(len(members), self.colluders, self.wanted)
         return f"it answers questions that {needed} of {len(members)} sites have checked"
 
@@ -318,8 +317,6 @@ class SignedQuestions:
         changing: bool,
     ) -> None:
         """Refuse a question that too few members of the run have signed, naming wrong signatures."""
-        if not self.verified:
-            return
         if not self.enough(cohort):
             raise TermError(
                 f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
@@ -362,24 +359,6 @@ class SignedQuestions:
 # -- the server's side ---------------------------------------------------------------------------
 
 
-def gather(
-    replies: Iterable[tuple[str, bytes | Exception]],
-    take: Callable[[str, bytes], None],
-    failed: Callable[[str, Exception], None] = lambda name, problem: None,
-) -> dict[str, str]:
-    """Take all replies that can be taken; of the others, by name, why not."""
-    reasons = {}
-    for name, reply in replies:
-        try:
-            if isinstance(reply, Exception):
-                raise reply
-            take(name, reply)
-        except Exception as problem:
-            reasons[name] = plain(problem)
-            failed(name, problem)
-    return reasons
-
-
 def said_of(reasons: Mapping[str, str]) -> str:
     """The first two reasons, by name."""
     return "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
@@ -409,9 +388,11 @@ class QuestionTrips:
 
     def __init__(self, secure: SecureFederation, recipe: Mapping[str, Any] | None, resumed: bool) -> None:
         self._secure, self._store, self._recipe = secure, secure.store, recipe
-        kept = self._store.note("training") if resumed else None
-        self._training = SignedTraining() if kept is None else SignedTraining(**kept)
-        self._evidence = None if kept is None else self._store.evidence(self._training.name)
+        self._training = SignedTraining()
+        self._evidence: Evidence | None = None
+        if resumed and self._store is not None and (kept := self._store.note("training")) is not None:
+            self._training = SignedTraining(**kept)
+            self._evidence = self._store.evidence(self._training.name)
         self._taken = False
         self._chain: Chain | None = None
         self.absorbs = bool(self._training.signers)
@@ -424,9 +405,10 @@ class QuestionTrips:
     def show(self, evidence: Evidence) -> None:
         """Keep what shows the newest total, if that enters the run."""
         if self.absorbs:
-            arrays, note = evidence.parts()
-            note = {"training": self._training.name, "evidence": note}
-            self._store.keep("evidence.safetensors", note, arrays)
+            if self._store is not None:
+                arrays, note = evidence.parts()
+                note = {"training": self._training.name, "evidence": note}
+                self._store.keep("evidence.safetensors", note, arrays)
             self._evidence, self._taken = evidence, False
 
     def agreed(
@@ -441,7 +423,7 @@ class QuestionTrips:
             return dict(training.found[1])
         layouts = sorted({layout.digest(), layout.widened().digest()})
         about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
-        if not training.signers:
+        if self._store is not None and not training.signers:
             self._store.keep("training.json", vars(training))
         needed = notes.signatures_needed(len(clients), secure.colluders, wanted)
         able = notes.committee(clients, training.name, secure.colluders, wanted)
@@ -452,13 +434,13 @@ class QuestionTrips:
 
         def take(name: str, reply: bytes) -> None:
             nonlocal absorbs
-            note = notes.unpack(reply, "agreed", setup)[1]
+            note = notes.read_letter(reply, "agreed", setup)[1]
             found[name], absorbs = notes.text(note, "signature"), bool(note.get("absorbs"))
 
         first = able if secure.changing else able[:needed]
         asked = [name for name in training.signers if name in clients] or first
         while asked and len(found) < needed:
-            reasons |= gather(secure.engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
+            reasons |= secure.gathered(dict.fromkeys(asked, told), _LARGEST, take)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
             rest = [name for name in able if name not in found and name not in reasons]
             asked = rest[: needed - len(found)] if not training.signers else []
@@ -473,7 +455,8 @@ class QuestionTrips:
             if request.position:
                 training.position, training.opening = request.position, chain.digests[1]
             training.found = (digest, agreed)
-            self._store.keep("training.json", vars(training))
+            if self._store is not None:
+                self._store.keep("training.json", vars(training))
         return agreed
 
     def _letter(self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any]) -> bytes:
@@ -494,7 +477,7 @@ class QuestionTrips:
         training = CheckedTraining(self._training.name, self._recipe, self._secure.prefers)
         note: dict[str, Any] = {**about, "training": vars(training)}
         if (evidence := self.before(digest)) is not None:
-            note["evidence"] = {"place": evidence.place, "request": evidence.request}
+            note["evidence"] = {"place": evidence.setup.place(evidence.slot), "request": evidence.request}
             if not self._taken:
                 arrays, shows = evidence.parts()
                 parts |= arrays
