@@ -31,9 +31,8 @@ from fedsolve.scoring.evaluation import evaluation_of, scores_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
-from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
+from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold, truth_of
 from fedsolve.scoring.residuals import RegressionEvaluation
-from fedsolve.scoring.tallies import truth_of
 from fedsolve.tables.table_file import TrainOrTest
 
 

@@ -121,11 +121,11 @@ class CandidateMarks:
             good = losses <= losses[least] + _TOLERANCE * np.sqrt(max(0.0, noise))
         kinds = np.array([self.kinds.get(number, "") for number in owners.tolist()])
 
-        def cost(kind: str) -> tuple[int, int]:
-            costs = (cost for number, cost in self.costs.items() if self.kinds.get(number, "") == kind)
-            return min(costs, default=(0, 0))
-
-        good &= kinds == min(sorted({*kinds[good].tolist()}), key=cost)
+        costs: dict[str, tuple[int, int]] = {}  # the least of each kind
+        for number, cost in self.costs.items():
+            kind = self.kinds.get(number, "")
+            costs[kind] = min(cost, costs.get(kind, cost))
+        good &= kinds == min(sorted({*kinds[good].tolist()}), key=lambda kind: costs.get(kind, (0, 0)))
         best = int(np.argmin(np.where(good, losses, np.inf)))
         return int(owners[best]), int(best - np.flatnonzero(owners == owners[best])[0])
 

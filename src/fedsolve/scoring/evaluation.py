@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from fedsolve.arrays import Array
+from fedsolve.calibration import REACH
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation
-from fedsolve.federation.folds import Part
+from fedsolve.federation.folds import PART, Part, part_from
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.quality import Evaluation, LabelsEvaluation
+from fedsolve.scoring.quality import RELIABILITY_BINS, Evaluation, LabelsEvaluation, truth_of
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term, truth_of
 
 _MANY = 65536
+
+_BINS = ((2, 640), (16, 320))
+_LEAST_BINS = 160
+
+_COARSE = np.array(
+    [-16, -8, -6, -4.8, -4, -3.2, -2.4, -1.8, -1.2, -0.6, 0, 0.6, 1.2, 1.8, 2.4, 3.2, 4, 4.8, 6]
+)
+"""Lower ends, in logits, of the bins that secure sums count rows in: 20 with that of certainty."""
+
+_LEAST = np.finfo(np.float64).eps
+"""A probability of zero counts as this one in the log loss, as in scikit-learn."""
+
+_WHOLE = ("confusion", "histogram")
+
+COUNTS = (*_WHOLE, "reliability")
+"""What a tally has numbers of rows in; of rows in cells, no probabilities are added up either."""
+
+Tally = dict[str, Array]
 
 Found = Evaluation | RegressionEvaluation
 """What an evaluation tells: of a classifier, or of a regression."""
@@ -106,6 +125,26 @@ def model_about(request: Request, memory: Memory) -> Model:
     return model_from_contents(own, dict(request.note)).placed(memory.device)
 
 
+def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Note and arrays of a question about models, each on a part of the rows."""
+    notes: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for name, (model, part) in models.items():
+        contents, note = model.contents()
+        notes[name] = {"model": note, **part.note()}
+        arrays |= {f"{name}.{key}": array for key, array in contents.items()}
+    return {"models": notes}, arrays
+
+
+def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model, Part]]:
+    """The models that a question is about, by name, each with its part, where the client computes."""
+    for name, one in request.note["models"].items():
+        contents = with_prefix(dict(request.arrays), f"{name}.")
+        part = part_from(one[PART])
+        assert part is not None
+        yield name, model_from_contents(contents, one["model"]).placed(memory.device), part
+
+
 @step("tally", over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """The sums of an evaluation over this client's rows."""
@@ -154,3 +193,82 @@ def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
         for span in data.spans()
     )
     return Term(counts={"correct": correct, "rows": len(data)})
+
+
+# -- sums over rows: what they hold is in `quality` --------------------------------------------------
+
+
+def empty_tally(classes: int) -> Tally:
+    """The tally of no rows. Each class has a histogram, with fewer bins if there are many classes."""
+    bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
+    return {
+        "confusion": np.zeros((classes, classes), dtype=np.int64),
+        "histogram": np.zeros((1 if classes == 2 else classes, 2, bins), dtype=np.int64),
+        "reliability": np.zeros((3, RELIABILITY_BINS)),
+        "losses": np.zeros((2, 2)),
+    }
+
+
+def tally(
+    probabilities: Array, answers: Array, codes: Array, coarse: bool = False, sums: Tally | None = None
+) -> Tally:
+    """The tally of these rows: probabilities (rows, classes); answers and true classes by position.
+
+    coarse: in the few bins of secure sums, whose probabilities count as their middle.
+    sums: that of other rows, to which these are added.
+    """
+    classes = probabilities.shape[1]
+    sums = empty_tally(classes) if sums is None else sums
+    np.add.at(sums["confusion"], (codes, answers), 1)
+    bins = sums["histogram"].shape[-1]
+    for place, number in enumerate((1,) if classes == 2 else range(classes)):
+        sums["histogram"][place] += logit_histogram(probabilities[:, number], codes == number, bins, coarse)
+    if classes == 2:
+        told, true = probabilities[:, 1], codes == 1
+    else:
+        told, true = probabilities.max(axis=1), probabilities.argmax(axis=1) == codes
+    places = np.minimum((told * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
+    if coarse:  # a sum over a bin of one row would be its probability
+        told = (places + 0.5) / RELIABILITY_BINS
+    for row, weights in enumerate((None, told, true)):
+        sums["reliability"][row] += np.bincount(places, weights, minlength=RELIABILITY_BINS)
+    given = np.take_along_axis(probabilities, codes[:, None], axis=1)[:, 0]
+    # |p - y|², y being 1 at the true class: of two classes, by custom, that of one of them.
+    squares = (np.sum(probabilities**2, axis=1) - 2 * given + 1) / (2 if classes == 2 else 1)
+    for place, losses in enumerate((-np.log(np.maximum(given, _LEAST)), squares)):
+        sums["losses"][place] += losses.sum(), (losses**2).sum()
+    return sums
+
+
+def tally_term(sums: Tally, rows: int) -> Term:
+    """Sums of an evaluation as clients send them; counts of rows take half the bytes where that is exact."""
+    narrow = np.float32 if rows < 2**24 else np.float64
+    counts = {name: sums[name].astype(narrow) for name in _WHOLE if name in sums}
+    return Term({**sums, **counts}, {"rows": rows})
+
+
+def tally_from(arrays: Tally) -> Tally:
+    """Sums of an evaluation from a total, with counts of rows rounded to whole numbers again."""
+    whole = {name: np.rint(arrays[name]).astype(np.int64) for name in _WHOLE if name in arrays}
+    if "reliability" in arrays:
+        reliability = whole["reliability"] = arrays["reliability"].copy()
+        reliability[..., [0, 2], :] = np.rint(reliability[..., [0, 2], :])
+    return {**arrays, **whole}
+
+
+def logit_histogram(probabilities: Array, members: Array, bins: int, coarse: bool = False) -> Array:
+    """The histogram (2, bins) of these rows. probabilities: (rows,). members: (rows,) booleans.
+
+    coarse: rows are counted at the lower ends of 20 bins, one fixed grid for all questions.
+    """
+    inner = bins - 2
+    with np.errstate(divide="ignore"):
+        logits = np.log(probabilities) - np.log1p(-probabilities)
+    inside = np.clip(logits, -REACH, REACH)
+    if coarse:
+        inside = _COARSE[np.searchsorted(_COARSE, inside, side="right") - 1] + 1e-9
+        probabilities = np.maximum(probabilities, 1e-300)
+    places = 1 + np.minimum((inside + REACH) * (inner / (2 * REACH)), inner - 1).astype(np.int64)
+    places[probabilities <= 0] = 0
+    places[probabilities >= 1] = bins - 1
+    return np.bincount(members * bins + places, minlength=2 * bins).reshape(2, bins)

@@ -121,7 +121,7 @@ class Dialect:
 
     def value(self, cell: str) -> float | None:
         """The number in a cell, or None."""
-        found = signed_number(self.plain(cell))
+        found = signed_number(cell if self.signs == PLAIN else self.plain(cell))
         return None if found is None else found[0]
 
     def doubtful(self, cells: Iterable[str]) -> str | None:

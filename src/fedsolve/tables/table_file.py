@@ -257,8 +257,8 @@ class TableFile:
         try:
             return self.cells(places, places, self.names, rows=rows)
         except Unreadable as problem:
-            self.faults().check()
-            raise damaged(self.path, "a csv file", problem) from problem
+            faults = self.faults()
+            raise faults.error() if faults.found else damaged(self.path, "a csv file", problem) from problem
 
     def cells(
         self,
@@ -417,14 +417,15 @@ def _file_table(
             found[what] = encode(Schema((column,)), cells, extra="ignore", faults=faults)[:, 0]
         kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
-        if weights is not None:
+        if weights is not None and np.any(weights < 0):
             too_small = "{}: {:g} is too small; a weight is at least 0"
             faults.add(
                 str(schema.weight),
                 np.flatnonzero(weights < 0).tolist(),
                 lambda row: too_small.format(faults.where(row), weights[row]),
             )
-        faults.check()
+        if faults.found:
+            raise faults.error()
         if several:
             labels = np.column_stack([_flags(flags[name], name) for name in several])
         elif labels is not None and labels.dtype.kind not in "iufb":
@@ -451,12 +452,15 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     """A column without missing cells; spelled like categories if a schema describes it, else as it is."""
     values = np.asarray(cells.column(name).to_numpy())
     if not described and values.dtype.kind in "iufb":
-        faults.empty(name, np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else ())
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            faults.empty(name, np.flatnonzero(np.isnan(values)))
         return values
     spell = category_text if described else lambda value: str(value).strip()
     known = {value: "" if value is None else spell(value) for value in dict.fromkeys(values.tolist())}
     texts = np.array([known[value] for value in values.tolist()], dtype=str)
-    faults.empty(name, np.flatnonzero(np.isin(texts, [text for text in known.values() if is_empty(text)])))
+    empty = [text for text in known.values() if is_empty(text)]
+    if empty:
+        faults.empty(name, np.flatnonzero(np.isin(texts, empty)))
     return texts
 
 
