@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import click
@@ -33,7 +33,7 @@ class DialectOptions(Options):
     encoding: str = rare("utf-8", "csv: of its text.", "NAME")
 
     def dialect(self) -> Dialect:
-        return Dialect(**self.values(DialectOptions))
+        return Dialect(self.delimiter, self.decimal, self.thousands, self.encoding)
 
 
 class TableOptions(DialectOptions):
@@ -54,7 +54,8 @@ class TableOptions(DialectOptions):
 
     def layout(self, client: str | None = None) -> ColumnLayout:
         """The layout that these options describe; client: the column that names owners."""
-        return ColumnLayout(client=client, **self.values(TableOptions))
+        names = (each.name for each in fields(ColumnLayout) if each.name != "client")
+        return ColumnLayout(client=client, **{name: getattr(self, name) for name in names})
 
 
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):

@@ -17,10 +17,9 @@ from fedsolve.backends.devices import find_device, resolve
 from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
 from fedsolve.cli.options import command, option, rare, required
-from fedsolve.cli.output import Output, table, write_text
+from fedsolve.cli.output import Output, check_target, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.data.row_reader import beside_predictions, image_path, new_rows
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.gradient import pixel_form
 from fedsolve.gradient.network_model import GradientModel

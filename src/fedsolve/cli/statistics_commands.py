@@ -14,10 +14,9 @@ from fedsolve import registry
 from fedsolve.cli.inputs import READING, DialectOptions
 from fedsolve.cli.method_options import PREFIX, ParameterCommand, given_parameters
 from fedsolve.cli.options import METHOD, DescribedOption, Options, command, option, required
-from fedsolve.cli.output import Output, write_text
+from fedsolve.cli.output import Output, check_target, write_text
 from fedsolve.closedform.private import Private
 from fedsolve.data.row_reader import site_names
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.local import LocalFederation
 from fedsolve.model import load_model

@@ -18,13 +18,12 @@ from fedsolve.cli.inputs import READING, ClientOptions, RowOptions
 from fedsolve.cli.method_options import MethodCommand, MethodOptions, is_gradient
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import command, option, rare, required
-from fedsolve.cli.output import Interrupted, Output
+from fedsolve.cli.output import Interrupted, Output, check_target
 from fedsolve.cli.train_report import counts_of, show_training
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
 from fedsolve.data.row_reader import spooled
-from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
 from fedsolve.federation.followers import Follow, Followers, hears
@@ -147,7 +146,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2
     fedsolve train --method fedprox --help
     """
-    with spooled(options.data) as files:
+    with spooled(options.data) if "-" in options.data else nullcontext(options.data) as files:
         _train(files, options, clients, reading, output)
 
 
@@ -166,7 +165,8 @@ def _train(
         described = read_schema(options.schema)
     split = clients.division(files, described)
     method = options.chosen(output)
-    options.check_checkpoint(output)
+    if options.checkpoint is not None or options.resume:
+        options.check_checkpoint(output)
     if isinstance(method, GradientMethod):
         pixel_form.check_torch(method.network, f"method '{method.key}'")
         method, backbone = pixel_form.for_training(
@@ -198,7 +198,7 @@ def _train(
         for line in summary(described):
             output.note(f"  {line}")
     data = reader.training(files, described, owned=split.kind is None)
-    names = data.schema.labels if data.schema is not None else reading.layout().label_names
+    names = data.schema.labels if data.schema is not None else reader.layout.label_names
     settings: dict[str, Any] = {"schema": described, "task": options.task, "label_names": names}
     settings |= {"workers": options.workers, "device": "cpu" if on_ray else device}
     federation = split.federate(data, **settings)
@@ -238,14 +238,16 @@ def _train(
     whole = options.recipe(method, described, not isinstance(method, GradientMethod | Private))
     title = f"{method.key} on {named}"
     watching_page = watched_page(title, output) if options.watch else nullcontext()
-    with watching_page as page, _engine(federation, options, device) as engine:
+    elsewhere = options.secure or on_ray
+    engines = _engine(federation, options, device) if elsewhere else nullcontext(federation)
+    with watching_page as page, engines as engine:
         started = time.perf_counter()
         followers += [] if page is None else [page]
         try:
             rounds = method.rounds if isinstance(method, GradientMethod) else None
             with output.progress(method.key, rounds) as progress:
                 told = hears("planned", output.note)
-                heard: Follow = [*watching, progress, told, *followers]
+                heard: Follow = [*watching, *progress, told, *followers]
                 model = whole.fit(engine, options.checkpoint, options.resume, heard)
         except KeyboardInterrupt as stop:
             raise Interrupted(options.stopped()) from stop
@@ -311,13 +313,11 @@ def _check_personal(folder: str, method: Method[Any]) -> None:
 def _engine(
     federation: LocalFederation, options: TrainOptions, device: str
 ) -> AbstractContextManager[Engine]:
-    """What carries the requests: this process, secure sums within it, or workers in Ray."""
+    """What carries the requests instead: secure sums within this process, or workers in Ray."""
     if options.secure:
         from fedsolve.privacy.secure import SecureFederation
 
         return nullcontext(SecureFederation(federation))
-    if options.engine == "ray":
-        from fedsolve.cluster.ray_federation import RayFederation
+    from fedsolve.cluster.ray_federation import RayFederation
 
-        return RayFederation.of(federation, workers=options.workers, device=device)
-    return nullcontext(federation)
+    return RayFederation.of(federation, workers=options.workers, device=device)

@@ -85,7 +85,7 @@ class RowReader:
     def parts(self, data: str) -> tuple[TrainOrTest, ...]:
         """The parts that there are, of training and test; none if a file holds one set of rows."""
         if not is_address(data):
-            return parts(data)
+            return parts(data) if data.lower().endswith(".npz") else ()
         if self.layout.client is not None:
             data = self._owned(data)
         return ("train",) if self._dataset(data).test is None else ("train", "test")

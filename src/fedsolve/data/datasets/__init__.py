@@ -18,6 +18,8 @@ from fedsolve.tables.table_file import SUFFIXES
 __all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
 
 _FAMILIES = (published, folder, tabular, huggingface)
+_ADDRESSES = {(known.scheme, ":" in known.name) for family in _FAMILIES for known in family.KNOWN}
+"""Schemes of addresses, and whether something follows them."""
 
 
 def datasets() -> list[Known]:
@@ -28,9 +30,7 @@ def datasets() -> list[Known]:
 def is_address(text: str) -> bool:
     """Whether a text is the address of a dataset, not the path of a file."""
     address = Address.parse(text)
-    return any(
-        address.scheme == known.scheme and (bool(address.rest) == (":" in known.name)) for known in datasets()
-    )
+    return (address.scheme, bool(address.rest)) in _ADDRESSES
 
 
 def load_dataset(address: str, root: str | os.PathLike[str] | None = None) -> Dataset:
