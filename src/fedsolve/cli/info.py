@@ -14,7 +14,7 @@ from fedsolve.export import OPSET, PRECISIONS, write_onnx
 from fedsolve.federation.card import card
 from fedsolve.pages.model_card import markdown, sections
 from fedsolve.pages.words import megabytes
-from fedsolve.scoring.doubts import caveats
+from fedsolve.scoring.evaluation import caveats
 from fedsolve.statistics.results import StatisticModel
 
 

@@ -11,12 +11,12 @@ from fedsolve import registry
 from fedsolve.cli.options import (
     ALL,
     METHOD,
+    NOT_WRITTEN,
     Command,
     DescribedOption,
     Options,
     TwoPages,
     config_table,
-    is_written,
     option,
     rare,
 )
@@ -82,7 +82,7 @@ class MethodOptions(Options):
         """
         ctx = click.get_current_context()
         key, given = ctx.meta[METHOD], given_parameters()
-        if key == PRIVATE and is_written(ctx, "method") and self.method != PRIVATE:
+        if key == PRIVATE and "method" in self.written and self.method != PRIVATE:
             given = {"of": self.method, **given}
         if flag := ctx.meta.get(_IMPLIED):
             output.note(
@@ -112,7 +112,7 @@ def given_parameters() -> dict[str, Any]:
     """The parameters of the method that a command line, or its file, gives."""
     ctx = click.get_current_context()
     names = [name for name in ctx.params if name.startswith(PREFIX)]
-    given = [name for name in names if is_written(ctx, name)]
+    given = [name for name in names if ctx.get_parameter_source(name) not in NOT_WRITTEN]
     return {name.removeprefix(PREFIX): ctx.params[name] for name in given}
 
 
@@ -203,7 +203,8 @@ class MethodCommand(ParameterCommand, TwoPages):
     def _implied(self, ctx: click.Context, words: list[str], table: Mapping[str, Any]) -> str:
         """The method where none is named: DeepAFL if a parameter of it alone is given."""
         own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
-        spelt = {word: own[name] for name in own.keys() - others.keys() for word in _spellings(own[name])}
+        only = [own[name] for name in own.keys() - others.keys()]
+        spelt = {word for each in only for word in (each.also, *each.option.split("/"))}
         flags = [word.partition("=")[0] for word in words] + [f"--{key.replace('_', '-')}" for key in table]
         given = [flag for flag in flags if flag in spelt]
         if given:

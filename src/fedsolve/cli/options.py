@@ -36,6 +36,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _KEY = "fedsolve.option"
+NOT_WRITTEN = (None, ParameterSource.DEFAULT)
+"""Sources of values that no person wrote: on the command line, in the environment or in the options file."""
+
 WIDTH = 100
 LAST = "Output"
 """The group that closes every help page; click's own --help is in it."""
@@ -271,22 +274,24 @@ class DescribedOption(Option):
         **settings: Any,
     ) -> None:
         """listed: whether a long list of choices is written out. default_text: if not the description's."""
-        flag, text, stands = description.kinds == (bool,), description.help, value_text(description)
-        if listed and stands == "NAME" and description.choices:
-            text = f"{text.removesuffix('.')}: {', '.join(map(str, description.choices))}."
-        if description.within:
-            text = f"{text.removesuffix('.')},{description.range()}."
-        default = description.default_text if default_text is None else default_text
+        flag = description.kinds == (bool,)
         settings["type"] = bool if flag else settings.get("type") or _Value(description)
-        super().__init__(
-            [*filter(None, [description.also]), description.option, settings.pop("name", description.name)],
-            is_flag=flag,
-            metavar=None if flag else stands,
-            show_default=False,
-            help=text + (f"  [default: {default}]" if default else ""),
-            **settings,
-        )
+        also, name = filter(None, [description.also]), settings.pop("name", description.name)
+        super().__init__([*also, description.option, name], is_flag=flag, show_default=False, **settings)
         self.group, self.more, self.applies = group, more, applies
+        self.description, self.listed, self.default_text = description, listed, default_text
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        described, stands = self.description, value_text(self.description)
+        text, default = described.help, self.default_text
+        if self.listed and stands == "NAME" and described.choices:
+            text = f"{text.removesuffix('.')}: {', '.join(map(str, described.choices))}."
+        if described.within:
+            text = f"{text.removesuffix('.')},{described.range()}."
+        default = described.default_text if default is None else default
+        self.help = text + (f"  [default: {default}]" if default else "")
+        self.metavar = None if self.is_flag else stands
+        return super().get_help_record(ctx)
 
 
 def value_text(description: Description) -> str:
@@ -342,11 +347,6 @@ def _shown_fields(cls: type[Options]) -> list[Field[Any]]:
     return [*words, *(known[name] for name in stated if known[name] not in words)]
 
 
-def is_written(ctx: click.Context, name: str) -> bool:
-    """Whether a person wrote this option: on the command line, in the environment or in the options file."""
-    return ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
-
-
 def command(
     name: str | None = None,
     *,
@@ -368,7 +368,7 @@ def command(
             given: dict[str, Options] = {}
             for each, kind in hints.items():
                 names = [one.name for one in fields(kind) if _KEY in one.metadata]
-                written = frozenset(name for name in names if is_written(ctx, name))
+                written = frozenset(n for n in names if ctx.get_parameter_source(n) not in NOT_WRITTEN)
                 given[each] = kind(**{name: values[name] for name in names}, written=written)
             return function(**given)
 

@@ -25,8 +25,7 @@ from fedsolve.gradient import pixel_form
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
-from fedsolve.scoring.doubts import caveats, majority_doubt, mean_doubt
-from fedsolve.scoring.evaluation import evaluation_of, scores_of
+from fedsolve.scoring.evaluation import caveats, evaluation_of, majority_doubt, mean_doubt, scores_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on

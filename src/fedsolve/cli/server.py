@@ -27,7 +27,7 @@ from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import Keys, state_folder
 from fedsolve.pages.words import known, listed, megabytes, percent, traffic_words
-from fedsolve.scoring.doubts import caveats
+from fedsolve.scoring.evaluation import caveats
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.schema import Schema, write_schema
 from fedsolve.watching.board import Board

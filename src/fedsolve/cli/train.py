@@ -36,7 +36,7 @@ from fedsolve.gradient.personalised import PersonalMethod
 from fedsolve.gradient.watch import Watch, rounds_of
 from fedsolve.labels import Task
 from fedsolve.scoring.client_scores import own_models, personal_files
-from fedsolve.scoring.doubts import doubts_about, held_out_accuracy
+from fedsolve.scoring.evaluation import doubts_about, held_out_accuracy
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table

@@ -21,7 +21,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +60,7 @@ FRACTIONS = np.array([1.0, 0.5, 0.25, 1 / 16, 2.0])
 LEAST_ROWS, LEAST_SPREAD = 10, 40
 """With fewer rows held out nothing is calibrated, and a regression has no intervals."""
 
+_TOO_FEW = "{} rows are held out, and {} are the fewest that say something"
 _NUMBERS = 1 << 21
 """The most logits in memory at once."""
 _DIVIDED = 60
@@ -77,9 +78,6 @@ class HeldOutRun(Run[Any]):
     are still known. found: what a model keeps of the answers, by name.
     """
 
-    fewest: ClassVar[int]
-    """Rows below which nothing is learnt from them."""
-
     def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
         super().__init__(method, spec)
         self.models, self.first = dict(models), next(iter(models.values()))[0]
@@ -93,17 +91,9 @@ class HeldOutRun(Run[Any]):
         self._asked = Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
         return self._asked
 
-    def check_held_out(self, rows: int, weight: float = 0.0) -> None:
-        """Refuse too few rows."""
-        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
-        if max(rows, weight) < self.fewest:
-            raise DataError(f"{rows} rows are held out, and {self.fewest} are the fewest that say something")
-
 
 class CalibrationRun(HeldOutRun):
     """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
-
-    fewest = LEAST_ROWS
 
     def __init__(
         self,
@@ -149,7 +139,10 @@ class CalibrationRun(HeldOutRun):
             self.record(total, "held-out evaluation")
             return
         rows, sums = total.count("rows"), total.term.arrays
-        self.check_held_out(rows, max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches))
+        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
+        counted = max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches)
+        if max(rows, counted) < LEAST_ROWS:
+            raise DataError(_TOO_FEW.format(rows, LEAST_ROWS))
         for name, search in self._searches.items():
             search.absorb(with_prefix(sums, f"{name}."))
         if all(search.steps == search.exchanges for search in self._searches.values()):
@@ -181,7 +174,6 @@ class SpreadRun(HeldOutRun):
     """Two questions: sums of errors, then counts. found: the spread, without counts after the first."""
 
     exchanges = 2
-    fewest = LEAST_SPREAD
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         half = self.found.get("spread")
@@ -192,7 +184,8 @@ class SpreadRun(HeldOutRun):
 
     def absorb(self, total: Total) -> None:
         rows = total.count("rows")
-        self.check_held_out(rows)
+        if rows < LEAST_SPREAD:
+            raise DataError(_TOO_FEW.format(rows, LEAST_SPREAD))
         if not self.found:
             origin = origin_of(self.first)  # from where the targets of all models are counted
             seen = RegressionEvaluation(rows, total.term.arrays, origin)

@@ -42,6 +42,8 @@ from fedsolve.scoring.candidates import (
 from fedsolve.scoring.evaluation import models_question
 from fedsolve.scoring.lockstep import COMPARISON, alike, joined, share_of
 
+_MEGABYTES = 8e-6
+"""Of a number."""
 _MUCH = "would tell too much of what the rows hold"
 
 
@@ -263,7 +265,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> tuple[list[Method[Any]],
     left: list[Tried] = []
     for candidate in method.candidates(spec, rows):
         larger = bill.adding(candidate, candidate.scaled(folds[0].taken), layers_of(method, candidate))
-        cost = sum(larger.megabytes(clients))
+        cost = _MEGABYTES * clients * (larger.told + larger.received)
         why = ""
         if limit is not None and larger.exchanges > limit:
             why = f"takes {larger.exchanges} exchanges in all"
@@ -309,7 +311,7 @@ def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
         return None
     run = ChoiceRun(method, whole.spec, rows, taken, left)
     whole.opened(run)
-    up, down = bill.megabytes(clients)
+    up, down = (_MEGABYTES * clients * numbers for numbers in (bill.told, bill.received))
     trainings = [candidate.start(whole.spec).expected for candidate in taken]
     calibration = f"{CALIBRATION.expected(whole)} to calibrate, " if whole.recipe.calibrate else ""
     whole.outlook = (

@@ -159,7 +159,14 @@ def propose_for(
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
     with naming(paths[0]):
         proposed = _of_texts(texts, label, client, None, task, labels)
-    if numbers and all(map(_is_plain, proposed.columns)):
+    # A constant does no harm, and a number is plain where there is nothing to tell about it.
+    told = re.compile(r"\bleak\b|\babsent\b")
+    if numbers and all(
+        not column.absent and not told.search(column.remark)
+        if column.kind == "number"
+        else column.remark.startswith(f"unused: {_CONSTANT}")
+        for column in proposed.columns
+    ):
         return None
     if fewest is not None:
         proposed = _tellable(proposed, texts, fewest)
@@ -337,16 +344,6 @@ def _all_numbers(file: TableFile, names: list[str]) -> bool:
         )
 
 
-def _is_plain(column: Column) -> bool:
-    """Whether a proposed column is used just as it is, with nothing to tell about it.
-
-    A constant does no harm.
-    """
-    if column.kind != "number":
-        return column.remark.startswith(f"unused: {_CONSTANT}")
-    return not column.absent and not re.search(r"\bleak\b|\babsent\b", column.remark)
-
-
 def _of_texts(
     texts: dict[str, Array],
     label: str | None,
@@ -438,11 +435,6 @@ class _Look:
         self.rows, self.there = len(texts), sum(self.counts.values())
         self.rule = "flag" if self.there < self.rows else ""
 
-    def values(self) -> Array:
-        """The numbers in the cells, in the order of the different ones."""
-        read = [signed_number(text) or (math.nan, "") for text in self.counts]
-        return np.repeat([value for value, _ in read], list(self.counts.values()))
-
     def remark(self, *noticed: str) -> str:
         parts = [*noticed]
         if self.absent:
@@ -527,7 +519,7 @@ def _is_identifier(look: _Look) -> bool:
     if _IDENTIFIER.search(look.name) and len(look.counts) >= max(_FEW, look.there // 10):
         return True  # it may repeat: a patient has several rows
     if whole:
-        return numbers_the_rows(look.values())
+        return numbers_the_rows(np.repeat(numbers, [*look.counts.values()]))  # type: ignore[arg-type]
     if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.counts):
         return False  # numbers in a form, or with a unit, that is not known
     nearly_unique = look.there >= _FEW and len(look.counts) >= _NEARLY * look.there
@@ -571,7 +563,7 @@ def _number_column(look: _Look, texts: Array, leak: str = "") -> Column | None:
         counts[value] += look.counts[cell]
     absent = {*others, *_sentinels(counts)}
     look = _Look(look.name, texts, absent, "".join(sign for sign in SIGNS if sign in used))
-    values = look.values()
+    values = np.repeat([read[cell][0] for cell in look.counts], [*look.counts.values()])
     few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
     codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
     remark = look.remark(codes, _far(values), leak)
