@@ -112,8 +112,8 @@ class ClientOptions(Options):
 
     def division(self, data: Sequence[str], schema: Schema | None) -> Division:
         """The division of these files that the options describe; options that exclude others are refused."""
-        parameters = tuple(filter(None, KINDS.values()))
-        dealing = self.given("clients", "partition", *parameters, "min_size", "partition_seed")
+        ways = ("clients", "partition", *filter(None, KINDS.values()), "min_size", "partition_seed")
+        dealing = [name for name in ways if name in self.written]
         if len(data) > 1:
             if dealing or self.client is not None:
                 raise click.UsageError(
@@ -123,15 +123,18 @@ class ClientOptions(Options):
         address = Address.parse(data[0]) if is_address(data[0]) else None
         named = schema is not None and schema.client is not None
         if self.client is not None and dealing:
-            raise click.UsageError(f"--client-column already says who owns each row; leave out {dealing[0]}")
+            raise click.UsageError(
+                f"--client-column already says who owns each row; leave out {self.given(*dealing)[0]}"
+            )
         if self.client is not None or (
             not dealing and (named or (address is not None and "client" in address.options))
         ):
             return Division(None)
         taken = KINDS[self.partition]
         for kind, parameter in KINDS.items():
-            if parameter not in (None, taken) and (flags := self.given(parameter)):
-                raise click.UsageError(f"{flags[0]} belongs to --partition {kind}, not to {self.partition}")
+            if parameter != taken and parameter in self.written:
+                flag = self.given(parameter)[0]
+                raise click.UsageError(f"{flag} belongs to --partition {kind}, not to {self.partition}")
         own = {} if taken is None else {taken: getattr(self, taken)}
         options = {**own, "min_size": self.min_size}
         return Division(self.partition, self.clients, options, self.partition_seed)

@@ -155,16 +155,17 @@ def parameter_options(title: str, descriptions: Iterable[Description]) -> list[D
 
 
 class ParameterCommand(Command):
-    """A command that asks a method, whose parameters are options of the command."""
+    """A command that asks a method, whose parameters are options of the command, but for those `besides`."""
+
+    besides: frozenset[str] = frozenset()
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if _OPTIONS not in ctx.meta:
-            ctx.meta[_OPTIONS] = self.method_options(str(ctx.meta.get(METHOD, "")))
+            titles = groups(str(ctx.meta.get(METHOD, ""))).items()
+            made = [each for title, some in titles for each in parameter_options(title, some)]
+            ctx.meta[_OPTIONS] = [each for each in made if not self.besides.intersection(each.opts)]
         *own, helping = super().get_params(ctx)
         return [*own, *ctx.meta[_OPTIONS], helping]
-
-    def method_options(self, key: str) -> list[DescribedOption]:
-        return [each for title, some in groups(key).items() for each in parameter_options(title, some)]
 
 
 class MethodCommand(ParameterCommand, TwoPages):

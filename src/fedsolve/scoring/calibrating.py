@@ -95,6 +95,8 @@ class HeldOutRun(Run[Any]):
 class CalibrationRun(HeldOutRun):
     """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
 
+    exchanges = 1
+
     def __init__(
         self,
         method: Method[Any],
@@ -109,11 +111,8 @@ class CalibrationRun(HeldOutRun):
         if spec.labels:
             names = [f"label{place}" for place in range(spec.outputs)]
         self._searches = {name: search_for(recipe, spec, tried) for name in names}
+        self.exchanges = max((search.exchanges for search in self._searches.values()), default=0) + 1
         self._complete = False
-
-    @property
-    def exchanges(self) -> int:
-        return max((search.exchanges for search in self._searches.values()), default=0) + 1
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self._complete:

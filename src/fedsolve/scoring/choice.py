@@ -208,12 +208,9 @@ class ChoiceRun(Run[Any]):
                 )
             )
         self.tried = (*trials, *self._left_out)
-        self._choose(best, stage)
+        winner = self._tried[best]
+        self.chosen = replace(winner, layers=stage) if self._layers[best] else winner  # type: ignore[type-var]
         self._models = {name: model for name, model in self._models.items() if self._numbers[name][0] == best}
-
-    def _choose(self, number: int, layers: int) -> None:
-        winner = self._tried[number]
-        self.chosen = replace(winner, layers=layers) if self._layers[number] else winner  # type: ignore[type-var]
 
     # -- saving and resuming -----------------------------------------------------------------------
 
@@ -225,7 +222,6 @@ class ChoiceRun(Run[Any]):
             "rung": self._rung,
             "rows": self._marks.rows,
             "failed": self._failed,
-            "tried": [one.as_dict() for one in self.tried],
             "scores": self._scores,
         }
 
@@ -236,10 +232,9 @@ class ChoiceRun(Run[Any]):
         for name, run in self.members.items():
             run.take_parts(kept["runs"][name], "of a candidate")
         self._models = {name: model_from_contents(*parts) for name, parts in kept["models"].items()}
-        self.tried, self._scores = tuple(Tried(**one) for one in kept["tried"]), kept["scores"]
-        for number, one in enumerate(self.tried):
-            if one.chosen:
-                self._choose(number, one.layers or 0)
+        self._scores = kept["scores"]
+        if not self.members:
+            self._decide()
 
 
 # -- the stage -------------------------------------------------------------------------------------

@@ -337,18 +337,6 @@ def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = 
     ]
 
 
-def calibration_doubt(model: Model) -> list[str]:
-    """A warning if probabilities are further from the truth on rows held out than chance explains."""
-    known = model.calibration
-    error = None if known is None else known.metrics.get("ece")
-    if known is None or error is None or error < max(MISCALIBRATED, 1.5 / max(1, known.rows) ** 0.5):
-        return []
-    return [
-        f"probabilities are off by {percent(error)} on average on {known.rows:,} rows held out: do not use "
-        "them as they are. Look for codes among the numbers, which a schema can make categories."
-    ]
-
-
 def identifier_doubt(data: Table) -> list[str]:
     """A warning about columns of a plain table that number the rows instead of measuring something."""
     columns = [] if data.schema is None else data.schema.used
@@ -398,7 +386,14 @@ def doubts_about(
             return doubts + mean_doubt(accuracy["train"], "training rows")
         gap = gap_doubt(accuracy["train"], reached, where, "R² {:.4f}".format)
         return doubts + mean_doubt(reached, where) + gap
-    doubts += calibration_doubt(model)
+    known = model.calibration
+    error = None if known is None else known.metrics.get("ece")
+    chance = 0.0 if known is None else 1.5 / max(1, known.rows) ** 0.5
+    if known is not None and error is not None and error >= max(MISCALIBRATED, chance):
+        doubts.append(
+            f"probabilities are off by {percent(error)} on average on {known.rows:,} rows held out: do not "
+            "use them as they are. Look for codes among the numbers, which a schema can make categories."
+        )
     if test is not None and test.labels is not None:
         doubts += [] if balanced else majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])

@@ -164,23 +164,18 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
     known, term = _known_members(memory), Term()
     for name, model, part in models_asked(request, memory):
         rows = known.part(data, part)
-        term.arrays[f"{name}.marks"] = _marks(model, rows)
-        term.counts[f"{name}.rows"] = len(rows)
+        truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
+        staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
+        marks = np.zeros((3, getattr(model, "layers", 0) + 1 if staged else 1))
+        for span in rows.spans():
+            given = rows.features(span)
+            scores = staged(given) if staged else model.estimates(given)[None]
+            counted = np.ones(scores.shape[1]) if weights is None else weights[span]
+            targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
+            losses = np.sum((scores - targets) ** 2, axis=2)
+            wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
+            marks[0] += counted.sum()
+            marks[1] += wrong @ counted
+            marks[2] += losses @ counted
+        term.arrays[f"{name}.marks"], term.counts[f"{name}.rows"] = marks, len(rows)
     return term
-
-
-def _marks(model: Any, rows: ClientData) -> Array:
-    truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
-    staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
-    marks = np.zeros((3, model.layers + 1 if staged else 1))
-    for span in rows.spans():
-        given = rows.features(span)
-        scores = staged(given) if staged else model.estimates(given)[None]
-        counted = np.ones(scores.shape[1]) if weights is None else weights[span]
-        targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
-        losses = np.sum((scores - targets) ** 2, axis=2)
-        wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
-        marks[0] += counted.sum()
-        marks[1] += wrong @ counted
-        marks[2] += losses @ counted
-    return marks

@@ -74,16 +74,17 @@ def encode(
         raise DataError("this schema describes features of images; a table has none.")
     schema.check_columns(column_names(table), labelled, extra)
     encoder = _Encoder(faults or Faults())
-    columns = schema.places("number", "category", "date", "text")
     blocks = list(_blocks(schema, table))
     features = np.zeros((sum(rows for rows, _ in blocks), schema.width))
     writers = {"category": encoder.write_category, "text": encoder.write_text}
     first = 0
     for rows, block in blocks:
-        for place, column in columns:
+        place = 0
+        for column in schema.used:
             write = writers.get(column.kind, encoder.write_numbers)
             out = features[first : first + rows, place : place + len(column.names)]
             write(column, block[column.name], out, first)
+            place += len(column.names)
         first += rows
     if faults is None and encoder.faults.found:
         raise encoder.faults.error()

@@ -386,7 +386,7 @@ def _of_texts(
 
 def _texts(table: Any, rows: int) -> dict[str, Array]:
     """The first cells of every column of a file or a table as text, numbers written as 1234.5."""
-    own = Dialect()
+    own = Dialect(decimal=".", thousands="")
     if isinstance(table, TableFile):
         own = table.dialect if table.is_csv else own
         table = table.head(rows)
@@ -400,7 +400,7 @@ def _texts(table: Any, rows: int) -> dict[str, Array]:
         codes, distinct = coded_cells(cells)
         for cell in distinct:
             text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
-            if own.signs != PLAIN and own.value(text) is not None:
+            if (own.decimal, own.thousands) != PLAIN and own.value(text) is not None:
                 text = own.plain(text)
             spelled.append("" if text == "NaT" else text)
         found[name] = np.array([*spelled, ""], dtype=object)[codes]
@@ -561,8 +561,11 @@ def _number_column(look: _Look, texts: Array, leak: str = "") -> Column | None:
     counts: Counter[float] = Counter()
     for cell, (value, _) in read.items():
         counts[value] += look.counts[cell]
-    absent = {*others, *_sentinels(counts)}
-    look = _Look(look.name, texts, absent, "".join(sign for sign in SIGNS if sign in used))
+    # A number such as -99 or -999 stands for a missing one: it repeats, and no other is below zero.
+    below = [value for value in counts if value < 0]
+    if len(below) == 1 and counts[below[0]] > 1 and len(counts) > 2:
+        others |= {text for text in [f"{below[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", text)}
+    look = _Look(look.name, texts, others, "".join(sign for sign in SIGNS if sign in used))
     values = np.repeat([read[cell][0] for cell in look.counts], [*look.counts.values()])
     few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
     codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
@@ -587,14 +590,6 @@ def _few_strangers(look: _Look, others: Collection[str]) -> bool:
     strange = [cell for cell in others if cell.lower() not in _ABSENT]
     share = _NEARLY if any(re.search(r"\d", cell) for cell in strange) else _MOSTLY
     return len(strange) <= _WORDS and sum(look.counts[cell] for cell in strange) <= (1 - share) * look.there
-
-
-def _sentinels(counts: Mapping[float, int]) -> list[str]:
-    """A number such as -99 or -999 that stands for a missing one: it repeats, and no other is below zero."""
-    found = [value for value in counts if value < 0]
-    if len(found) != 1 or counts[found[0]] < 2 or len(counts) < 3:
-        return []
-    return [f"{found[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", f"{found[0]:g}") else []
 
 
 def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:

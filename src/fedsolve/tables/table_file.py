@@ -208,7 +208,7 @@ class TableFile:
         if not self.is_csv or "auto" not in (self._given.decimal, self._given.thousands):
             return self._given
         found, width = self._given.found(self._start, self._delimiter), len(self.names)
-        (point, groups), source = found.signs, self._source.name
+        point, groups, source = found.decimal, found.thousands, self._source.name
         told = [f"{self._delimiter!r} between cells"] * (self._delimiter not in ",\t")
         told += [f"{point!r} before fractions"] * (point != ".") + [f"{groups!r} between thousands"] * bool(
             groups
@@ -288,7 +288,7 @@ class TableFile:
         spelled = [
             name
             for name in numbers
-            if not typed or dialect.signs[1] or name in kept or wanted[name].absent or wanted[name].signs
+            if not typed or dialect.thousands or name in kept or wanted[name].absent or wanted[name].signs
         ]
         kinds = {str(places[name]): arrow.string() if name in kept else coded for name in wanted}
         kinds |= {str(places[name]): arrow.float64() for name in numbers if name not in spelled}
@@ -310,7 +310,7 @@ class TableFile:
                 include_columns=list(kinds),
                 null_values=sorted(MISSING),
                 strings_can_be_null=False,
-                decimal_point=dialect.signs[0],
+                decimal_point=dialect.decimal,
             ),
         )
         try:
@@ -326,7 +326,9 @@ class TableFile:
         except (arrow.ArrowException, OSError, UnicodeDecodeError, LookupError) as problem:
             raise Unreadable(str(problem)) from problem
         table = table.rename_columns(list(wanted))
-        for name in [name for name in spelled if dialect.signs != PLAIN and name not in kept]:
+        if (dialect.decimal, dialect.thousands) == PLAIN:
+            return table
+        for name in [name for name in spelled if name not in kept]:
             cells, absent = table.column(name).unify_dictionaries().combine_chunks(), wanted[name].absent
             plain = [
                 cell if cell.strip() in absent else dialect.plain(cell)
