@@ -73,6 +73,7 @@ class Description(Parameter):
 
     kinds:   int, float, bool, str, or object where anything goes; none where `choices` are all there is.
     default: `dataclasses.MISSING` where it must be given. owner: the class that introduced it.
+    option:  on the command line; for booleans both options, separated by a slash.
     """
 
     name: str
@@ -80,12 +81,7 @@ class Description(Parameter):
     optional: bool
     default: Any
     owner: type
-
-    @property
-    def option(self) -> str:
-        """Its option on the command line; for booleans both options, separated by a slash."""
-        plain = f"--{self.name.replace('_', '-')}"
-        return self.flag or (f"{plain}/--no-{plain[2:]}" if self.kinds == (bool,) else plain)
+    option: str = ""
 
     @property
     def default_text(self) -> str:
@@ -218,6 +214,8 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
     kinds, literals, optional = _types(hint)
     if merged["choices"]:
         kinds = ()
+    spelt = part.name.replace("_", "-")
+    plain = f"--{spelt}/--no-{spelt}" if kinds == (bool,) else f"--{spelt}"
     return Description(
         **merged | {"choices": merged["choices"] or literals},
         name=part.name,
@@ -225,6 +223,7 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
         optional=optional,
         default=part.default if part.default_factory is MISSING else part.default_factory(),
         owner=bases[-1],
+        option=str(merged["flag"] or plain),
     )
 
 

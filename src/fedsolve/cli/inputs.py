@@ -14,10 +14,10 @@ from fedsolve.cli.output import Output
 from fedsolve.data import partitions
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone
-from fedsolve.data.datasets import Dataset, is_address
+from fedsolve.data.datasets import Dataset
 from fedsolve.data.feature_store import Features
 from fedsolve.data.partitions import KINDS
-from fedsolve.data.row_reader import RowReader
+from fedsolve.data.row_reader import RowReader, is_address
 from fedsolve.federation.local import LocalFederation
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.schema import Schema

@@ -161,11 +161,24 @@ class ParameterCommand(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if _OPTIONS not in ctx.meta:
-            titles = groups(str(ctx.meta.get(METHOD, ""))).items()
-            made = [each for title, some in titles for each in parameter_options(title, some)]
-            ctx.meta[_OPTIONS] = [each for each in made if not self.besides.intersection(each.opts)]
+            every = described(registry.method_class(str(ctx.meta.get(METHOD, "")))).values()
+            ctx.meta[_OPTIONS] = [
+                DescribedOption(each, "", name=f"{PREFIX}{each.name}", default=None, hidden=True)
+                for each in every
+                if object not in each.kinds and each.option not in self.besides
+            ]
         *own, helping = super().get_params(ctx)
         return [*own, *ctx.meta[_OPTIONS], helping]
+
+    def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """The parameters stand in groups of their own, which only a help page needs."""
+        titles = super().help_groups(ctx)
+        for title, descriptions in groups(ctx.meta[METHOD]).items():
+            shown = [each for each in descriptions if each.option not in self.besides]
+            records = [each.get_help_record(ctx) for each in parameter_options(title, shown)]
+            if records:
+                titles.setdefault(title, []).extend(record for record in records if record is not None)
+        return titles
 
 
 class MethodCommand(ParameterCommand, TwoPages):

@@ -324,7 +324,7 @@ def _click_parameter(cls: type[Options], description: Description, shown: dict[s
     if several:
         description = replace(description, help=f"{description.help} May be repeated.")
     if default is False and not description.flag:
-        description = replace(description, flag=f"--{name.replace('_', '-')}")
+        description = replace(description, option=f"--{name.replace('_', '-')}")
     unset = several or default is None or default is False or default == ""
     return DescribedOption(
         description,

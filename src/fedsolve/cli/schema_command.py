@@ -14,7 +14,8 @@ from fedsolve.cli.inputs import READING, DialectOptions
 from fedsolve.cli.options import LAST, command, option, required
 from fedsolve.cli.output import Output, check_target, table
 from fedsolve.data.backbones import DEFAULT_BACKBONE, load_backbone
-from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets import load_dataset
+from fedsolve.data.row_reader import is_address
 from fedsolve.data.text_rows import described
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import Task

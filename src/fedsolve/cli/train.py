@@ -393,6 +393,10 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
     for part, where in scored.items():
         scored[part] = "" if accuracy[part] is None else f"{form(accuracy[part])} {where}"
 
+    calibrated = ""
+    if (fit := told["calibration"]) is not None:
+        reached = f"(error {percent(fit['metrics']['ece'])}, log loss {fit['metrics']['log_loss']:.4f})"
+        calibrated = f"calibrated on {fit['held_out_rows']:,} rows held out {reached}"
     if compared:
         _show_tried(page, told["tried"])
     lines = [
@@ -407,7 +411,7 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         (of_what, scored["train"]),
         ("", scored["held_out"]),
         ("", scored["test"]),
-        ("probabilities", known(told["calibration"], _calibrated)),
+        ("probabilities", calibrated),
         ("predictions", known(told["intervals"], _within)),
         ("", "" if told["predicts"] else _SHARED_PART),
         ("", "" if final is None else f"{percent(final)} on them over the last tenth of the rounds"),
@@ -415,12 +419,6 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         ("model", told["model"]),
     ]
     page.print(fact_grid(lines))
-
-
-def _calibrated(told: dict[str, Any]) -> str:
-    seen = told["metrics"]
-    reached = f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})"
-    return f"calibrated on {told['held_out_rows']:,} rows held out {reached}"
 
 
 def _within(told: dict[str, Any]) -> str:

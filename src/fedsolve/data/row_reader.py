@@ -19,7 +19,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, check_same, known_backbone, load_backbone
-from fedsolve.data.datasets import Dataset, is_address, load_dataset
+from fedsolve.data.datasets import ADDRESSES, Dataset, load_dataset
 from fedsolve.data.datasets.dataset import data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
 from fedsolve.data.feature_store import Features, features_of
@@ -50,6 +50,12 @@ class Audience(Protocol):
     def warn(self, text: str, /) -> None: ...
 
     def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[[int, int, str], None]]: ...
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is the address of a dataset, not the path of a file."""
+    address = Address.parse(text)
+    return (address.scheme, bool(address.rest)) in ADDRESSES
 
 
 def site_names(files: Sequence[str]) -> list[str]:

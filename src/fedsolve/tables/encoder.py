@@ -82,9 +82,9 @@ def encode(
         place = 0
         for column in schema.used:
             write = writers.get(column.kind, encoder.write_numbers)
-            out = features[first : first + rows, place : place + len(column.names)]
+            out = features[first : first + rows, place : place + column.width]
             write(column, block[column.name], out, first)
-            place += len(column.names)
+            place += column.width
         first += rows
     if faults is None and encoder.faults.found:
         raise encoder.faults.error()

@@ -452,12 +452,13 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
     look = _Look(name, texts)
     pairs = set(zip(texts.tolist(), labels.tolist(), strict=True))
     known = {(text, label) for text, label in pairs if text in look.counts and label}
+    values, classes = ({pair[side] for pair in known} for side in (0, 1))
     why = ""
     if not look.counts:
         why = "no values at all"
     elif len(look.counts) == 1 and not _NAMED.intersection(texts.tolist()):
         why = f"{_CONSTANT} {next(iter(look.counts))!r}"
-    elif _is_the_label(known, len(labels)):
+    elif len(known) == len(values) == len(classes) > 1 and _is_the_label(known, len(labels)):
         why = "leak: one value for each label and one label for each value, so it is the label"
     if why:
         return Column(name, "unused", remark=f"unused: {why}")
@@ -468,7 +469,7 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
         return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
     leak = ""
     often = look.there >= max(_FEW, 5 * len(look.counts))
-    if often and len(known) == len(look.counts) and len({label for _, label in known}) > 1:
+    if often and len(known) == len(look.counts) and len(classes) > 1:
         leak = f"a leak? Each of its {len(look.counts)} values goes with one label only"
     numbers = _number_column(look, texts, leak)
     return numbers or _date_column(look, texts) or _text_column(look, texts, leak)
@@ -593,10 +594,7 @@ def _few_strangers(look: _Look, others: Collection[str]) -> bool:
 
 
 def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:
-    """Whether each value goes with one label and each label with one value, too often to be chance."""
-    values, classes = ({pair[side] for pair in pairs} for side in (0, 1))
-    if not len(pairs) == len(values) == len(classes) > 1:
-        return False
+    """Whether values and labels that go together one by one do so too often for it to be chance."""
     if 2 * len(pairs) <= rows >= _WORDS:
         return True
     # Numbers that hardly repeat go with each other by chance: is the one the other in another unit?

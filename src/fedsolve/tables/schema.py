@@ -89,7 +89,7 @@ class Column:
     absent:     what else stands for a missing number or date in this column, such as "?" or "-999".
     signs:      what may stand around a number and is left out: some of `SIGNS`. With %, every number has one.
     remark:     for people; in the file a comment.
-    names:      of the features that the column becomes. sentinels: the numbers that stand for a missing one.
+    width:      how many features the column becomes. sentinels: the numbers that stand for a missing one.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Column:
     absent: tuple[str, ...] = ()
     signs: str = ""
     remark: str = field(default="", compare=False)
-    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
     sentinels: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -124,14 +124,9 @@ class Column:
             object.__setattr__(self, name, plain(getattr(self, name)))
         for problem in self._problems():
             raise DataError(f"column '{self.name}': {problem}")
-        names: tuple[str, ...] = (self.name,) if self.kind in ("number", "date") else ()
-        if self.kind == "category":
-            names = tuple(f"{self.name}={one}" for one in (*self.categories, "(other)"))
-        elif self.kind == "text":
-            width = self.buckets if self.backbone is None else self.backbone.width
-            names = tuple(f"{self.name}#{number}" for number in range(width))
-        flag = (f"{self.name}=(missing)",) if self.missing == "flag" else ()
-        object.__setattr__(self, "names", names + flag)
+        widths = {"number": 1, "date": 1, "category": len(self.categories) + 1, "text": self.buckets}
+        width = widths.get(self.kind, 0) if self.backbone is None else self.backbone.width
+        object.__setattr__(self, "width", width + (self.missing == "flag"))
         numbers = [float(text) for text in self.absent if self.kind == "number" and NUMBER.fullmatch(text)]
         object.__setattr__(self, "sentinels", tuple(numbers))
 
@@ -160,6 +155,17 @@ class Column:
                 yield f"a backbone is for text, and has an address and a width of at least 1; got {made}."
         if type(self.buckets) is not int or self.buckets < 1:
             yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        flag = (f"{self.name}=(missing)",) if self.missing == "flag" else ()
+        if self.kind in ("number", "date"):
+            return (self.name, *flag)
+        if self.kind == "category":
+            known = tuple(f"{self.name}={category}" for category in self.categories)
+            return (*known, f"{self.name}=(other)", *flag)
+        return tuple(f"{self.name}#{number}" for number in range(self.width))
 
     def day(self, number: float) -> str | None:
         """The date that a number of a date column means; None for NaN."""
@@ -256,7 +262,7 @@ class Schema:
     task:    "regression" where the labels are numbers to predict; None where they are classes, or may be.
     labels:  the columns of several labels a row, each 0 or 1, instead of one label.
 
-    used: the columns that become features. names, width: names of these features in order, and their number.
+    used: the columns that become features. width: how many features a row has once it is encoded.
     label_columns: the label column, or the columns of several labels. class_array: the classes as an array in
     the type of the labels; None where none are declared.
     """
@@ -270,7 +276,6 @@ class Schema:
     task: Task | None = None
     labels: tuple[str, ...] = ()
     used: tuple[Column, ...] = field(init=False, repr=False, compare=False)
-    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     width: int = field(init=False, repr=False, compare=False)
     label_columns: tuple[str, ...] = field(init=False, repr=False, compare=False)
     class_array: Array | None = field(init=False, repr=False, compare=False)
@@ -304,11 +309,16 @@ class Schema:
         used = tuple(column for column in self.columns if column.kind not in LEFT_OUT)
         if self.columns and not used:
             raise DataError("the schema uses no column: all are of the kind 'unused' or 'identifier'.")
-        features = tuple(name for column in used for name in column.names)
+        width = sum(column.width for column in used) if self.extractor is None else self.extractor.width
+        object.__setattr__(self, "used", used)
+        object.__setattr__(self, "width", width)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded features, in order."""
         if self.extractor is not None:
-            features = tuple(f"feature {number}" for number in range(self.extractor.width))
-        for name, value in {"used": used, "names": features, "width": len(features)}.items():
-            object.__setattr__(self, name, value)
+            return tuple(f"feature {number}" for number in range(self.extractor.width))
+        return tuple(name for column in self.used for name in column.names)
 
     @property
     def identifiers(self) -> tuple[str, ...]:
@@ -359,7 +369,7 @@ class Schema:
         for column in self.used:
             if column.kind in kinds:
                 found.append((place, column))
-            place += len(column.names)
+            place += column.width
         return found
 
     # -- agreement ---------------------------------------------------------------------------------
