@@ -23,7 +23,7 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.data import Rows, owners_of
 from benchmarks.machine import OtherWork, peak_memory, progress
-from fedsolve.cli.train_report import tried_table
+from fedsolve.cli.train import tried_table
 from fedsolve.federation.method import Record
 
 ENTRIES: dict[str, Callable[[], Any]] = {

@@ -132,7 +132,7 @@ ONLY_TYPES = {("model", "federation"), ("model", "export")}
 """Imports for annotations alone: a model is made by methods and names what they give it."""
 
 DOORS = {
-    ("tables/encoder.py", "_write_text", "fedsolve.data.text_rows"),
+    ("tables/encoder.py", "write_text", "fedsolve.data.text_rows"),
     ("model.py", "to_onnx", "fedsolve.export"),
     ("federation/engine.py", "evaluate", "fedsolve.scoring.evaluation"),
     ("federation/recipe.py", "stages", "fedsolve.scoring.calibrating"),

@@ -214,7 +214,8 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
     kinds, literals, optional = _types(hint)
     if merged["choices"]:
         kinds = ()
-    plain = f"--{part.name.replace('_', '-')}"
+    spelt = part.name.replace("_", "-")
+    plain = f"--{spelt}/--no-{spelt}" if kinds == (bool,) else f"--{spelt}"
     return Description(
         **merged | {"choices": merged["choices"] or literals},
         name=part.name,
@@ -222,7 +223,7 @@ def _describe(cls: type, part: dataclasses.Field[Any], hint: Any) -> Description
         optional=optional,
         default=part.default if part.default_factory is MISSING else part.default_factory(),
         owner=bases[-1],
-        option=merged["flag"] or (f"{plain}/--no-{plain[2:]}" if kinds == (bool,) else plain),
+        option=str(merged["flag"] or plain),
     )
 
 

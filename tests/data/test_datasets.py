@@ -22,11 +22,11 @@ from fedsolve.data.datasets import (
     Split,
     datasets,
     folder,
-    is_address,
     load_dataset,
     published,
 )
 from fedsolve.data.images import ArrayImages, FileImages
+from fedsolve.data.row_reader import is_address
 from fedsolve.errors import DataError
 
 

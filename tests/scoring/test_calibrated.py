@@ -84,7 +84,7 @@ def test_the_best_of_many_is_trusted_less(signal, least, most):
 
 def fitted(scores, codes, weights=None, biases=False, tried=1):
     search = Search(biases, scores.shape[1], tried)
-    while not search.done:
+    while search.steps < search.exchanges:
         search.absorb(calibration_sums(scores, codes, search.candidates, weights))
     return search.result()
 

@@ -8,9 +8,9 @@ from sklearn import metrics
 
 import fedsolve as fs
 from fedsolve.calibration import lower_edges, threshold
+from fedsolve.scoring.evaluation import tally
 from fedsolve.scoring.importance import feature_importances
-from fedsolve.scoring.quality import Evaluation
-from fedsolve.scoring.tallies import resampled, tally
+from fedsolve.scoring.quality import Evaluation, resampled
 from fedsolve.tables.schema import Column, Schema
 
 

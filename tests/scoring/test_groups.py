@@ -9,7 +9,7 @@ from sklearn.metrics import mean_absolute_error, r2_score, roc_auc_score
 
 import fedsolve as fs
 from fedsolve.scoring.groups import MISSING, OTHERS, by_column, groups_of
-from fedsolve.scoring.tallies import wilson
+from fedsolve.scoring.quality import wilson
 from fedsolve.tables.encoder import encode
 from fedsolve.tables.schema import Column, Schema
 from tests.command import document, fedsolve, refused

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.keys import KeyFolderOptions
-from fedsolve.cli.options import command, option, required
+from fedsolve.cli.options import ExamplesGroup, command, option, required
 from fedsolve.cli.output import Output, write_text
 from fedsolve.container import read
 from fedsolve.errors import ModelFileError

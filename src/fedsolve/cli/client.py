@@ -12,13 +12,11 @@ import click
 
 from fedsolve import registry
 from fedsolve.backends.devices import resolve
-from fedsolve.cli.command import TwoPages
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import Options, command, option, required
-from fedsolve.cli.output import Interrupted, LoggedOutput, Output, write_text
+from fedsolve.cli.options import Options, TwoPages, command, option, required
+from fedsolve.cli.output import Interrupted, LoggedOutput, Output, check_target, write_text
 from fedsolve.cli.run_options import named_classes
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, proposed, site_rows
-from fedsolve.data.targets import check_target
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network.calls import address
 from fedsolve.network.keyfolder import state_folder

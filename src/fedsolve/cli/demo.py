@@ -13,11 +13,9 @@ from rich.console import Console
 
 from fedsolve import container
 from fedsolve.arrays import Array
-from fedsolve.cli.command import LAST
-from fedsolve.cli.options import Options, command, option
-from fedsolve.cli.output import Output, table
+from fedsolve.cli.options import LAST, Options, command, option
+from fedsolve.cli.output import Output, check_target, table
 from fedsolve.data.partitions import class_counts
-from fedsolve.data.targets import check_target
 from fedsolve.experiments import digits_demo
 from fedsolve.experiments.cells import deal
 from fedsolve.experiments.config import Cell, Experiment

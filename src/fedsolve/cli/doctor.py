@@ -19,9 +19,9 @@ from fedsolve.cli.options import command, option
 from fedsolve.cli.output import Output
 from fedsolve.cli.site_side import naming_ways
 from fedsolve.data.backbones import known_backbone, load_backbone
-from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets import load_dataset
 from fedsolve.data.feature_store import FeatureStore
-from fedsolve.data.row_reader import dialect_only, read_site
+from fedsolve.data.row_reader import dialect_only, is_address, read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
 from fedsolve.tables.csv_text import Dialect

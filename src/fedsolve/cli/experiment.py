@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import LAST, ExamplesGroup
 from fedsolve.cli.features import DatasetOptions, StoreOptions
-from fedsolve.cli.options import Options, command, option, required
-from fedsolve.cli.output import Interrupted, Output, table, write_text
+from fedsolve.cli.options import LAST, ExamplesGroup, Options, command, option, required
+from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import EXTRA
 from fedsolve.experiments.checks import Check, checks_of

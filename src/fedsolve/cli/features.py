@@ -11,15 +11,13 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve import container
-from fedsolve.cli.command import ExamplesGroup
-from fedsolve.cli.options import Options, command, option, rare, required
-from fedsolve.cli.output import Interrupted, Output, fact_grid, table
+from fedsolve.cli.options import ExamplesGroup, Options, command, option, rare, required
+from fedsolve.cli.output import Interrupted, Output, check_target, fact_grid, table
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
 from fedsolve.pages.words import counted, duration, known, megabytes
 

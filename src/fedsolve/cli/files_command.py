@@ -10,14 +10,12 @@ import click
 import numpy as np
 
 from fedsolve import container
-from fedsolve.cli.command import ExamplesGroup
 from fedsolve.cli.method_options import MethodCommand
-from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import Output
+from fedsolve.cli.options import ExamplesGroup, command, option, required
+from fedsolve.cli.output import Output, check_target
 from fedsolve.cli.run_options import RunOptions
 from fedsolve.cli.server import exchange_notes, federated, run_document, run_lines, secured
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.network.keyfolder import Keys, state_folder
 

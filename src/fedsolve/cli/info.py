@@ -7,16 +7,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import LAST
 from fedsolve.cli.model_options import ModelOptions
-from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import Output, fact_grid, write_text
-from fedsolve.data.targets import check_target
+from fedsolve.cli.options import LAST, command, option, required
+from fedsolve.cli.output import Output, check_target, fact_grid, write_text
 from fedsolve.export import OPSET, PRECISIONS, write_onnx
 from fedsolve.federation.card import card
 from fedsolve.pages.model_card import markdown, sections
 from fedsolve.pages.words import megabytes
-from fedsolve.scoring.doubts import caveats
+from fedsolve.scoring.evaluation import caveats
 from fedsolve.statistics.results import StatisticModel
 
 

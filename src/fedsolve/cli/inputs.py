@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import click
@@ -14,10 +14,10 @@ from fedsolve.cli.output import Output
 from fedsolve.data import partitions
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone
-from fedsolve.data.datasets import Dataset, is_address
+from fedsolve.data.datasets import Dataset
 from fedsolve.data.feature_store import Features
 from fedsolve.data.partitions import KINDS
-from fedsolve.data.row_reader import RowReader
+from fedsolve.data.row_reader import RowReader, is_address
 from fedsolve.federation.local import LocalFederation
 from fedsolve.tables.csv_text import Dialect
 from fedsolve.tables.schema import Schema
@@ -33,7 +33,7 @@ class DialectOptions(Options):
     encoding: str = rare("utf-8", "csv: of its text.", "NAME")
 
     def dialect(self) -> Dialect:
-        return Dialect(**self.values(DialectOptions))
+        return Dialect(self.delimiter, self.decimal, self.thousands, self.encoding)
 
 
 class TableOptions(DialectOptions):
@@ -54,7 +54,8 @@ class TableOptions(DialectOptions):
 
     def layout(self, client: str | None = None) -> ColumnLayout:
         """The layout that these options describe; client: the column that names owners."""
-        return ColumnLayout(client=client, **self.values(TableOptions))
+        names = (each.name for each in fields(ColumnLayout) if each.name != "client")
+        return ColumnLayout(client=client, **{name: getattr(self, name) for name in names})
 
 
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
@@ -111,8 +112,8 @@ class ClientOptions(Options):
 
     def division(self, data: Sequence[str], schema: Schema | None) -> Division:
         """The division of these files that the options describe; options that exclude others are refused."""
-        parameters = tuple(filter(None, KINDS.values()))
-        dealing = self.given("clients", "partition", *parameters, "min_size", "partition_seed")
+        ways = ("clients", "partition", *filter(None, KINDS.values()), "min_size", "partition_seed")
+        dealing = [name for name in ways if name in self.written]
         if len(data) > 1:
             if dealing or self.client is not None:
                 raise click.UsageError(
@@ -122,15 +123,18 @@ class ClientOptions(Options):
         address = Address.parse(data[0]) if is_address(data[0]) else None
         named = schema is not None and schema.client is not None
         if self.client is not None and dealing:
-            raise click.UsageError(f"--client-column already says who owns each row; leave out {dealing[0]}")
+            raise click.UsageError(
+                f"--client-column already says who owns each row; leave out {self.given(*dealing)[0]}"
+            )
         if self.client is not None or (
             not dealing and (named or (address is not None and "client" in address.options))
         ):
             return Division(None)
         taken = KINDS[self.partition]
         for kind, parameter in KINDS.items():
-            if parameter not in (None, taken) and (flags := self.given(parameter)):
-                raise click.UsageError(f"{flags[0]} belongs to --partition {kind}, not to {self.partition}")
+            if parameter != taken and parameter in self.written:
+                flag = self.given(parameter)[0]
+                raise click.UsageError(f"{flag} belongs to --partition {kind}, not to {self.partition}")
         own = {} if taken is None else {taken: getattr(self, taken)}
         options = {**own, "min_size": self.min_size}
         return Division(self.partition, self.clients, options, self.partition_seed)

@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fedsolve.cli.command import ExamplesGroup
-from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.options import ExamplesGroup, Options, command, option, required
 from fedsolve.cli.output import Output, fact_grid, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, Site, require_ciphers

@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 import click
 
-from fedsolve.cli.command import ExamplesGroup
+from fedsolve.cli.options import ExamplesGroup
 from fedsolve.cli.output import Interrupted, warnings_told
 from fedsolve.errors import DivergenceError, FedsolveError
 from fedsolve.pages.words import harmless, one_line
 from fedsolve.version import __version__
-from fedsolve.watching.log_lines import logging_lines, say
+from fedsolve.watching.log_lines import LOG, end_lines, say
 
 _OWN = "demo methods train personalise predict info features experiment "
 _OWN += "server client keys certificate doctor"
@@ -51,15 +51,17 @@ class CommandGroup(ExamplesGroup):
         given = words[: words.index("--")] if "--" in words else words
         settings |= {"standalone_mode": False, "prog_name": "fedsolve"}
         code = 0
-        with logging_lines():
-            try:
-                with warnings_told():
-                    result = super().main(words, *rest, **settings)
-                code = result if isinstance(result, int) else 0
-            except BaseException as problem:  # the one place where errors become exit codes
-                if isinstance(problem, SystemExit):
-                    raise
-                code = _report(problem, as_json="--json" in given, debug="--debug" in given)
+        try:
+            with warnings_told():
+                result = super().main(words, *rest, **settings)
+            code = result if isinstance(result, int) else 0
+        except BaseException as problem:  # the one place where errors become exit codes
+            if isinstance(problem, SystemExit):
+                raise
+            code = _report(problem, as_json="--json" in given, debug="--debug" in given)
+        finally:
+            if LOG.handlers:  # a command may have begun a log
+                end_lines()
         sys.exit(code)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

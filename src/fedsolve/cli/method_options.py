@@ -8,8 +8,18 @@ from typing import Any, Literal
 import click
 
 from fedsolve import registry
-from fedsolve.cli.command import ALL, Command, TwoPages, config_table
-from fedsolve.cli.options import METHOD, DescribedOption, Options, focus, is_written, option, rare
+from fedsolve.cli.options import (
+    ALL,
+    METHOD,
+    NOT_WRITTEN,
+    Command,
+    DescribedOption,
+    Options,
+    TwoPages,
+    config_table,
+    option,
+    rare,
+)
 from fedsolve.cli.output import Output
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.method import Method
@@ -24,7 +34,7 @@ _DEEP = "deepafl"
 """What is trained where a parameter of it alone is given, and no method is named."""
 PRIVATE = "private"
 """The method that --epsilon means; --method says what it makes private."""
-BY_GRADIENT = "Training by gradient"
+BY_GRADIENT, OWN_TITLE = "Training by gradient", "Parameters of {0.key} ({0.paper})"
 
 _BY_ROWS = {"width"}
 _OPTIONS = "fedsolve.method_options"
@@ -71,15 +81,16 @@ class MethodOptions(Options):
         that is not given follows from the rows in any case.
         """
         ctx = click.get_current_context()
-        kind, given = registry.method_class(focus(ctx)), given_parameters()
-        if focus(ctx) == PRIVATE and is_written(ctx, "method") and self.method != PRIVATE:
+        key, given = ctx.meta[METHOD], given_parameters()
+        if key == PRIVATE and "method" in self.written and self.method != PRIVATE:
             given = {"of": self.method, **given}
         if flag := ctx.meta.get(_IMPLIED):
             output.note(
-                f"{flag} is a parameter of {focus(ctx)}, so that is trained, and no method is chosen by the "
-                f"data. Name it with --method {focus(ctx)}, or leave {flag} out."
+                f"{flag} is a parameter of {key}, so that is trained, and no method is chosen by the "
+                f"data. Name it with --method {key}, or leave {flag} out."
             )
         # Its own only: what derives from it may take other parameters, or mean others by them.
+        kind = registry.method_class(key)
         recommended: Mapping[str, Any] = vars(kind).get("recommended", {})
         if self.preset is None:
             open_ = recommended.keys() if not recommended.keys() & given.keys() else _BY_ROWS
@@ -101,23 +112,20 @@ def given_parameters() -> dict[str, Any]:
     """The parameters of the method that a command line, or its file, gives."""
     ctx = click.get_current_context()
     names = [name for name in ctx.params if name.startswith(PREFIX)]
-    given = [name for name in names if is_written(ctx, name)]
+    given = [name for name in names if ctx.get_parameter_source(name) not in NOT_WRITTEN]
     return {name.removeprefix(PREFIX): ctx.params[name] for name in given}
 
 
 def groups(key: str) -> dict[str, list[Description]]:
     """A method's parameters by title of the help page: its own, then those that it shares."""
     titles: dict[str, list[Description]] = {}
+    own_title = OWN_TITLE.format(registry.info(key))
     for description in described(registry.method_class(key)).values():
         if object in description.kinds:
             continue  # a type that words of a command line cannot spell; it keeps its default there
-        shared = BY_GRADIENT if description.owner is GradientMethod else own_title(key)
+        shared = BY_GRADIENT if description.owner is GradientMethod else own_title
         titles.setdefault(description.group or shared, []).append(description)
-    return dict(sorted(titles.items(), key=lambda item: item[0] != own_title(key)))
-
-
-def own_title(key: str) -> str:
-    return f"Parameters of {key} ({registry.info(key).paper})"
+    return dict(sorted(titles.items(), key=lambda item: item[0] != own_title))
 
 
 def all_groups() -> dict[str, list[Description]]:
@@ -131,7 +139,7 @@ def all_groups() -> dict[str, list[Description]]:
         titles.setdefault(description.group or BY_GRADIENT, []).append(description)
     for key in filter(is_gradient, method_keys()):
         own = described(registry.method_class(key)).values()
-        titles[own_title(key)] = [each for each in own if each != common.get(each.name)]
+        titles[OWN_TITLE.format(registry.info(key))] = [each for each in own if each != common.get(each.name)]
     return {title: each for title, each in titles.items() if each}
 
 
@@ -147,16 +155,30 @@ def parameter_options(title: str, descriptions: Iterable[Description]) -> list[D
 
 
 class ParameterCommand(Command):
-    """A command that asks a method, whose parameters are options of the command."""
+    """A command that asks a method, whose parameters are options of the command, but for those `besides`."""
+
+    besides: frozenset[str] = frozenset()
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if _OPTIONS not in ctx.meta:
-            ctx.meta[_OPTIONS] = self.method_options(focus(ctx))
+            every = described(registry.method_class(str(ctx.meta.get(METHOD, "")))).values()
+            ctx.meta[_OPTIONS] = [
+                DescribedOption(each, "", name=f"{PREFIX}{each.name}", default=None, hidden=True)
+                for each in every
+                if object not in each.kinds and each.option not in self.besides
+            ]
         *own, helping = super().get_params(ctx)
         return [*own, *ctx.meta[_OPTIONS], helping]
 
-    def method_options(self, key: str) -> list[DescribedOption]:
-        return [each for title, some in groups(key).items() for each in parameter_options(title, some)]
+    def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """The parameters stand in groups of their own, which only a help page needs."""
+        titles = super().help_groups(ctx)
+        for title, descriptions in groups(ctx.meta[METHOD]).items():
+            shown = [each for each in descriptions if each.option not in self.besides]
+            records = [each.get_help_record(ctx) for each in parameter_options(title, shown)]
+            if records:
+                titles.setdefault(title, []).extend(record for record in records if record is not None)
+        return titles
 
 
 class MethodCommand(ParameterCommand, TwoPages):
@@ -177,9 +199,16 @@ class MethodCommand(ParameterCommand, TwoPages):
         table = config_table(found["config"], self.name or "") if "config" in found else {}
         ctx.meta[METHOD] = found.get("method") or table.get("method") or self._implied(ctx, args, table)
         words = {word.partition("=")[0] for word in args}
-        own = described(registry.method_class(focus(ctx)))
+        own = described(registry.method_class(ctx.meta[METHOD]))
         if ("--epsilon" in words or "epsilon" in table) and "epsilon" not in own:
             ctx.meta[METHOD] = PRIVATE
+        taken = {name for param in self.params for name in param.opts}
+        for each in self.get_params(ctx)[len(self.params) : -1]:  # the last one is --help
+            for name in taken.intersection(each.opts):
+                raise DataError(
+                    f"a parameter of {ctx.meta[METHOD]} would be the option {name}, which '{self.name}' has "
+                    "already. Give it another: parameter(..., flag='--OTHER')."
+                )
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as problem:
@@ -188,7 +217,8 @@ class MethodCommand(ParameterCommand, TwoPages):
     def _implied(self, ctx: click.Context, words: list[str], table: Mapping[str, Any]) -> str:
         """The method where none is named: DeepAFL if a parameter of it alone is given."""
         own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
-        spelt = {word: own[name] for name in own.keys() - others.keys() for word in _spellings(own[name])}
+        only = [own[name] for name in own.keys() - others.keys()]
+        spelt = {word for each in only for word in (each.also, *each.option.split("/"))}
         flags = [word.partition("=")[0] for word in words] + [f"--{key.replace('_', '-')}" for key in table]
         given = [flag for flag in flags if flag in spelt]
         if given:
@@ -203,17 +233,6 @@ class MethodCommand(ParameterCommand, TwoPages):
                 titles.setdefault(title, [record for record in records if record is not None])
         return titles
 
-    def method_options(self, key: str) -> list[DescribedOption]:
-        taken = {name for param in self.params for name in param.opts}
-        made = super().method_options(key)
-        for each in made:
-            for name in taken.intersection(each.opts):
-                raise DataError(
-                    f"a parameter of {key} would be the option {name}, which '{self.name}' has already. "
-                    "Give it another: parameter(..., flag='--OTHER')."
-                )
-        return made
-
     def _explained(self, problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
         """The error, with the methods that the option belongs to, or the parameter that was meant."""
         spelt = {
@@ -226,7 +245,9 @@ class MethodCommand(ParameterCommand, TwoPages):
             if set(gradient) <= set(owners):
                 owners = [*(key for key in owners if key not in gradient), "gradient methods"]
             told = " and ".join([", ".join(owners[:-1]), owners[-1]] if len(owners) > 1 else owners)
-            return click.UsageError(f"{problem.option_name} belongs to {told}, not to {focus(ctx)}", ctx)
+            return click.UsageError(
+                f"{problem.option_name} belongs to {told}, not to {ctx.meta[METHOD]}", ctx
+            )
         own = {name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")}
         longer = {name for name in own if name.startswith(problem.option_name)}
         guess = did_you_mean(problem.option_name, longer or own.union(*spelt.values()))

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from fedsolve.cli.command import LAST, WIDTH
-from fedsolve.cli.options import Options, option, rare
+from fedsolve.cli.options import LAST, WIDTH, Options, option, rare
+from fedsolve.errors import ModelFileError
 from fedsolve.pages.words import harmless, known, one_line, percent
 from fedsolve.watching.log_lines import Style, say
 
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
     from fedsolve.federation.method import Record
 
 
+_PAGES = (".html", ".md", ".tex")
+
 Shown = str | Sequence[tuple[str, str]] | Callable[["Console"], None]
 """What people see of an outcome."""
+
+
+def _unseen(done: int, expected: int, remark: str) -> None:
+    """The progress of a bar that is not drawn."""
 
 
 class Interrupted(click.ClickException):
@@ -93,8 +99,10 @@ class Output(Options):
         say(harmless(text), "warning", **fields)
 
     @contextmanager
-    def progress(self, title: str, rounds: int | None = None) -> Iterator[Callable[[Record, int], None]]:
-        """A bar over exchanges with layer and risk, or over so many rounds with loss and accuracy."""
+    def progress(
+        self, title: str, rounds: int | None = None
+    ) -> Iterator[list[Callable[[Record, int], None]]]:
+        """Followers drawing a bar over exchanges with layer and risk, or rounds with loss and accuracy."""
         said: dict[str, str] = {}
 
         def tell(record: Record, expected: int) -> None:
@@ -109,13 +117,13 @@ class Output(Options):
             advance(record.step + 1, rounds, ", ".join(said.values()))
 
         with self.bar(title, "exchange" if rounds is None else "round") as advance:
-            yield tell
+            yield [] if advance is _unseen else [tell]
 
     @contextmanager
     def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
         """A bar on stderr, gone when done; the function it gives takes (done, expected, remark)."""
         if self.as_json or self.quiet or self.log == "json" or not sys.stderr.isatty():
-            yield lambda done, expected, remark: None
+            yield _unseen
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -168,6 +176,41 @@ def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
         if value:
             grid.add_row(escape(name), escape(harmless(value)))
     return grid
+
+
+def check_target(path: str | None, *inputs: str | None, root: str | None = None) -> None:
+    """Refuse, before anything is read, to write over an input or where no file can be written.
+
+    inputs: files, folders and addresses of datasets that the command reads. In a folder, no file that is
+            there is written over, but for pages and tables, which nothing reads. root: where addresses look.
+    """
+    from fedsolve.data.address import Address
+
+    if path is None:
+        return
+    target = Path(path)
+    for text in filter(None, inputs) if target.exists() else ():
+        address = Address.parse(text)
+        named = [name for name in (text, address.rest, address.options.get("test", "")) if name]
+        places = [Path(name).expanduser() for name in named]
+        places += [Path(root).expanduser() / name for name in named if root is not None]
+        for source in filter(Path.exists, places):
+            inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
+            if target.samefile(source) or (inside and target.suffix.lower() not in _PAGES):
+                raise ModelFileError(
+                    f"{path} is an input of this command ({text}) and would be lost. Name another file."
+                )
+    if target.is_dir():
+        raise ModelFileError(f"cannot write {path}: it is a folder. Name a file in it.")
+    if target.exists() and not target.is_file():
+        raise ModelFileError(f"cannot write {path}: it is no regular file. Name a file.")
+    folder = Path(os.path.realpath(target)).parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ModelFileError(
+            f"cannot write {path}: {folder} is not a folder you may write to. Name a folder that is."
+        )
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -9,10 +9,9 @@ import click
 
 from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import Output
+from fedsolve.cli.output import Output, check_target
 from fedsolve.cli.predict import UseOptions
 from fedsolve.closedform.dual_stream import PersonalModel
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.pages.words import known, percent

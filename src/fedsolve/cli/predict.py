@@ -17,23 +17,20 @@ from fedsolve.backends.devices import find_device, resolve
 from fedsolve.cli.inputs import READING, RowOptions
 from fedsolve.cli.model_options import ModelOptions
 from fedsolve.cli.options import command, option, rare, required
-from fedsolve.cli.output import Output, table, write_text
+from fedsolve.cli.output import Output, check_target, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.data.row_reader import beside_predictions, image_path, new_rows
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.gradient import pixel_form
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
-from fedsolve.scoring.doubts import caveats, majority_doubt, mean_doubt
-from fedsolve.scoring.evaluation import evaluation_of, scores_of
+from fedsolve.scoring.evaluation import caveats, evaluation_of, majority_doubt, mean_doubt, scores_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
-from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
+from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold, truth_of
 from fedsolve.scoring.residuals import RegressionEvaluation
-from fedsolve.scoring.tallies import truth_of
 from fedsolve.tables.table_file import TrainOrTest
 
 

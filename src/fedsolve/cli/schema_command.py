@@ -9,14 +9,13 @@ import click
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.command import LAST
 from fedsolve.cli.features import DatasetOptions
 from fedsolve.cli.inputs import READING, DialectOptions
-from fedsolve.cli.options import command, option, required
-from fedsolve.cli.output import Output, table
+from fedsolve.cli.options import LAST, command, option, required
+from fedsolve.cli.output import Output, check_target, table
 from fedsolve.data.backbones import DEFAULT_BACKBONE, load_backbone
-from fedsolve.data.datasets import is_address, load_dataset
-from fedsolve.data.targets import check_target
+from fedsolve.data.datasets import load_dataset
+from fedsolve.data.row_reader import is_address
 from fedsolve.data.text_rows import described
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import Task

@@ -17,10 +17,9 @@ import click
 from fedsolve.cli.method_options import MethodCommand
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import command, option, rare, required
-from fedsolve.cli.output import Interrupted, LoggedOutput, Output
+from fedsolve.cli.output import Interrupted, LoggedOutput, Output, check_target
 from fedsolve.cli.run_options import SITES, RunOptions
 from fedsolve.cli.watched import TrackerOptions, watched_run
-from fedsolve.data.targets import check_target
 from fedsolve.errors import CohortError
 from fedsolve.federation.card import totals
 from fedsolve.federation.engine import Follower, hears
@@ -28,7 +27,7 @@ from fedsolve.federation.method import Record
 from fedsolve.federation.recipe import Recipe
 from fedsolve.network.keyfolder import Keys, state_folder
 from fedsolve.pages.words import known, listed, megabytes, percent, traffic_words
-from fedsolve.scoring.doubts import caveats
+from fedsolve.scoring.evaluation import caveats
 from fedsolve.statistics.results import StatisticModel
 from fedsolve.tables.schema import Schema, write_schema
 from fedsolve.watching.board import Board

@@ -13,11 +13,10 @@ import numpy as np
 from fedsolve import registry
 from fedsolve.cli.inputs import READING, DialectOptions
 from fedsolve.cli.method_options import PREFIX, ParameterCommand, given_parameters
-from fedsolve.cli.options import METHOD, DescribedOption, Options, command, option, required
-from fedsolve.cli.output import Output, write_text
+from fedsolve.cli.options import METHOD, Options, command, option, required
+from fedsolve.cli.output import Output, check_target, write_text
 from fedsolve.closedform.private import Private
 from fedsolve.data.row_reader import site_names
-from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.local import LocalFederation
 from fedsolve.model import load_model
@@ -58,6 +57,8 @@ class SiteRows(DialectOptions):
 class StatisticCommand(ParameterCommand):
     """A command that asks one method; the method's parameters are its options, a formula is an argument."""
 
+    besides = frozenset(("--formula", "--epsilon"))
+
     def __init__(self, *args: Any, key: str, formula: bool, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.key = key
@@ -67,10 +68,6 @@ class StatisticCommand(ParameterCommand):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         ctx.meta[METHOD] = self.key
         return super().get_params(ctx)
-
-    def method_options(self, key: str) -> list[DescribedOption]:
-        own = {"--formula", "--epsilon"}
-        return [each for each in super().method_options(key) if not own.intersection(each.opts)]
 
 
 def _question(name: str, page: str, key: str = "") -> click.Command:

@@ -5,29 +5,31 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
 
 from fedsolve import container, registry
 from fedsolve.backends.devices import check_name, resolve
-from fedsolve.cli.inputs import READING, ClientOptions, RowOptions
+from fedsolve.cli.inputs import READING, ClientOptions, Division, RowOptions
 from fedsolve.cli.method_options import MethodCommand, MethodOptions, is_gradient
 from fedsolve.cli.model_options import DeviceOptions
 from fedsolve.cli.options import command, option, rare, required
-from fedsolve.cli.output import Interrupted, Output
-from fedsolve.cli.train_report import counts_of, show_training
+from fedsolve.cli.output import Interrupted, Output, check_target, fact_grid, table
 from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
+from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.row_reader import spooled
-from fedsolve.data.targets import check_target
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
-from fedsolve.federation.engine import Follow, Followers, hears
+from fedsolve.federation.engine import Follow, Followers, Spec, hears
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.gradient import pixel_form
@@ -36,8 +38,9 @@ from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.personalised import PersonalMethod
 from fedsolve.gradient.watch import Watch, rounds_of
 from fedsolve.labels import Task
+from fedsolve.pages.words import known, percent, traffic_words
 from fedsolve.scoring.client_scores import own_models, personal_files
-from fedsolve.scoring.doubts import doubts_about, held_out_accuracy
+from fedsolve.scoring.evaluation import doubts_about, held_out_accuracy
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
@@ -47,6 +50,12 @@ if TYPE_CHECKING:
     from fedsolve.privacy.secure import SecureFederation
 
     Engine = LocalFederation | SecureFederation | RayFederation
+
+
+_TELLING = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
+"""The settings that tell candidates apart."""
+_UNEVEN = "; heterogeneity {:.2f}, from 0: equal shares of classes, to 1: a class each"
+_SHARED_PART = "of the shared part by itself, which is not meant to predict (see --personal)"
 
 
 def is_personal(key: str) -> bool:
@@ -147,7 +156,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2
     fedsolve train --method fedprox --help
     """
-    with spooled(options.data) as files:
+    with spooled(options.data) if "-" in options.data else nullcontext(options.data) as files:
         _train(files, options, clients, reading, output)
 
 
@@ -166,7 +175,8 @@ def _train(
         described = read_schema(options.schema)
     split = clients.division(files, described)
     method = options.chosen(output)
-    options.check_checkpoint(output)
+    if options.checkpoint is not None or options.resume:
+        options.check_checkpoint(output)
     if isinstance(method, GradientMethod):
         pixel_form.check_torch(method.network, f"method '{method.key}'")
         method, backbone = pixel_form.for_training(
@@ -198,7 +208,7 @@ def _train(
         for line in summary(described):
             output.note(f"  {line}")
     data = reader.training(files, described, owned=split.kind is None)
-    names = data.schema.labels if data.schema is not None else reading.layout().label_names
+    names = data.schema.labels if data.schema is not None else reader.layout.label_names
     settings: dict[str, Any] = {"schema": described, "task": options.task, "label_names": names}
     settings |= {"workers": options.workers, "device": "cpu" if on_ray else device}
     federation = split.federate(data, **settings)
@@ -238,14 +248,16 @@ def _train(
     whole = options.recipe(method, described, not isinstance(method, GradientMethod | Private))
     title = f"{method.key} on {named}"
     watching_page = watched_page(title, output) if options.watch else nullcontext()
-    with watching_page as page, _engine(federation, options, device) as engine:
+    elsewhere = options.secure or on_ray
+    engines = _engine(federation, options, device) if elsewhere else nullcontext(federation)
+    with watching_page as page, engines as engine:
         started = time.perf_counter()
         followers += [] if page is None else [page]
         try:
             rounds = method.rounds if isinstance(method, GradientMethod) else None
             with output.progress(method.key, rounds) as progress:
                 told = hears("planned", output.note)
-                heard: Follow = [*watching, progress, told, *followers]
+                heard: Follow = [*watching, *progress, told, *followers]
                 model = whole.fit(engine, options.checkpoint, options.resume, heard)
         except KeyboardInterrupt as stop:
             raise Interrupted(options.stopped()) from stop
@@ -311,13 +323,173 @@ def _check_personal(folder: str, method: Method[Any]) -> None:
 def _engine(
     federation: LocalFederation, options: TrainOptions, device: str
 ) -> AbstractContextManager[Engine]:
-    """What carries the requests: this process, secure sums within it, or workers in Ray."""
+    """What carries the requests instead: secure sums within this process, or workers in Ray."""
     if options.secure:
         from fedsolve.privacy.secure import SecureFederation
 
         return nullcontext(SecureFederation(federation))
-    if options.engine == "ray":
-        from fedsolve.cluster.ray_federation import RayFederation
+    from fedsolve.cluster.ray_federation import RayFederation
 
-        return RayFederation.of(federation, workers=options.workers, device=device)
-    return nullcontext(federation)
+    return RayFederation.of(federation, workers=options.workers, device=device)
+
+
+# -- the report: numbers for programs, and lines for people ------------------------------------------
+
+
+def counts_of(data: Table, federation: LocalFederation, split: Division, spec: Spec) -> dict[str, Any]:
+    assert data.labels is not None
+    dealt: dict[str, Any] = {"kind": "named"}
+    if split.kind is not None:
+        dealt = {"kind": split.kind, **split.options, "seed": split.seed}
+    owners = np.empty(len(data), dtype=np.int64)
+    for index, participant in enumerate(federation.participants):
+        owners[participant.data.rows] = index
+    classes = None if spec.classes is None else spec.classes.tolist()
+    rows = {} if classes is None else {one: float(np.mean(data.labels == one)) for one in classes}
+    return {
+        "data": data.source,
+        "rows": len(data),
+        "features": spec.features,
+        "task": federation.task,
+        "classes": classes,
+        "largest_class": max(rows.items(), key=lambda one: one[1], default=None),
+        "labels": list(spec.labels) or None,
+        "clients": len(federation.clients),
+        "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
+        "partition": {
+            **dealt,
+            "heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners),
+        },
+    }
+
+
+def show_training(page: Console, told: dict[str, Any]) -> None:
+    split, numbers = told["partition"], told["classes"] is None and not told["labels"]
+    accuracy, of_what = (told["r2"], "R²") if numbers else (told["accuracy"], "accuracy")
+    empty = f", {told['empty_clients']} of them empty" if told["empty_clients"] else ""
+    dealt = "named by the data" if split["kind"] == "named" else split["kind"]
+    compared = any(one["loss"] is not None for one in told["tried"])
+    held_out = told["calibration"] is not None or told["intervals"] is not None
+    parts = ["choice"] * compared + ["calibration"] * held_out
+    if parts == ["calibration"]:
+        parts.insert(0, "a training without the rows held out")
+    twice = f" ({', '.join(parts)} and training)" if parts else ""
+    settings = ("layers", "width", "ridge", "epochs", "batch", "rate")
+    shown_settings = ", ".join(f"{n} {v}" for n, v in told["parameters"].items() if n in settings)
+    several = f"{len(told['labels'] or ())} labels each"
+    predicts = (
+        "a number each" if numbers else several if told["labels"] else f"{len(told['classes'])} classes"
+    )
+    if (largest := told["largest_class"]) is not None:
+        predicts += f", most often {largest[0]!r} ({percent(largest[1])})"
+
+    form, final = "{:.4f}".format if numbers else percent, told.get("final_accuracy")
+    scored = {
+        "train": "on the clients' training rows",
+        "held_out": "on rows held out, before all were trained on",
+        "test": f"on {told['test_rows'] or 0:,} test rows",
+    }
+    for part, where in scored.items():
+        scored[part] = "" if accuracy[part] is None else f"{form(accuracy[part])} {where}"
+
+    calibrated = ""
+    if (fit := told["calibration"]) is not None:
+        reached = f"(error {percent(fit['metrics']['ece'])}, log loss {fit['metrics']['log_loss']:.4f})"
+        calibrated = f"calibrated on {fit['held_out_rows']:,} rows held out {reached}"
+    if compared:
+        _show_tried(page, told["tried"])
+    lines = [
+        ("method", f"{told['method']} ({shown_settings})"),
+        ("clients", f"{told['clients']}{empty} ({dealt}{known(split['heterogeneity'], _UNEVEN)})"),
+        ("rows", f"{told['rows']:,} of {told['features']:,} features, {predicts}"),
+        *(_network_lines(told) if "weights" in told else ()),
+        ("exchanges", f"{told['exchanges']}{twice}"),
+        ("traffic", traffic_words(told)),
+        ("sums", "secret: clients' answers were masked, only totals were opened" * told["secure"]),
+        ("seconds", f"{told['seconds']:.2f}"),
+        (of_what, scored["train"]),
+        ("", scored["held_out"]),
+        ("", scored["test"]),
+        ("probabilities", calibrated),
+        ("predictions", known(told["intervals"], _within)),
+        ("", "" if told["predicts"] else _SHARED_PART),
+        ("", "" if final is None else f"{percent(final)} on them over the last tenth of the rounds"),
+        *([] if told["personal"] is None else _personal_lines(told["personal"])),
+        ("model", told["model"]),
+    ]
+    page.print(fact_grid(lines))
+
+
+def _within(told: dict[str, Any]) -> str:
+    reach, errors = ", ".join(f"{far:.4g}" for far in told["reach"]), told["metrics"]
+    reached = f"(mean absolute error {errors['mae']:.4g}, root mean squared {errors['rmse']:.4g})"
+    return f"± {reach} hold 95 % of {told['held_out_rows']:,} rows held out {reached}"
+
+
+def _show_tried(page: Console, tried: Sequence[Mapping[str, Any]]) -> None:
+    page.print(tried_table(tried))
+    if tried[0]["errors"] is not None:
+        page.print(
+            "Held out: right answers on rows held out. Squared error: of the scores there, summed over the "
+            "classes; with two classes, half of it is the Brier score of scores that are probabilities. "
+            "Numbers: what a client tells in a training."
+        )
+        page.print(
+            "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
+            "exchanges is taken, then with the fewest numbers told.\n"
+        )
+    marks = [(one["method"], one["errors"], one["loss"]) for one in tried if one["loss"]]
+    if len(set(marks)) < len(marks):
+        page.print(
+            "Rows with the same numbers differ in a setting without effect here, such as the scale of "
+            "columns that have unit variance already.\n"
+        )
+
+
+def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if told["local_accuracy"] is not None:
+        shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
+        shared_words = "" if shared is None else f", shared model {percent(shared['mean'])}"
+        reached = f"{percent(own['mean'])} mean local accuracy{shared_words}"
+        lines.append(("personal", f"{reached} (test rows dealt like each client's own)"))
+    if told["balances"] is not None:
+        low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
+        lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))
+        low, middle, high = np.quantile(list(told["refinement_ridges"].values()), (0.0, 0.5, 1.0))
+        if low < high:
+            lines.append(("ridge", f"{middle:.3g} ({low:.3g} to {high:.3g} over the clients)"))
+    return [*lines, ("their models", known(told["folder"], "{}/CLIENT.safetensors"))]
+
+
+def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    parameters = told["parameters"]
+    loss = known(told["loss"], ", local loss {:.4f} in the last") + known(told["drift"], ", drift {:.4g}")
+    last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
+    return [
+        ("network", f"{parameters['network']} ({told['weights']:,} weights)"),
+        ("rounds", f"{told['rounds']}{loss}"),
+        ("feedback", known(parameters["feedback"], "{}" + last)),
+    ]
+
+
+def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
+    """Candidates with their marks on the rows held out; an arrow at the one that was taken."""
+    settings = [
+        ", ".join(f"{n.replace('_', ' ')} {one['settings'][n]}" for n in _TELLING if n in one["settings"])
+        for one in tried
+    ]
+    columns = {
+        "": ["->" if one["chosen"] else "" for one in tried],
+        "tried": [one["method"] for one in tried],
+        "settings": settings,
+        "layers": [known(one["layers"]) for one in tried],
+        "held out": [known(one["errors"], lambda share: percent(1.0 - share)) for one in tried],
+        "squared error": [known(one["loss"], "{:.4f}") for one in tried],
+        "exchanges": [known(one["exchanges"]) for one in tried],
+        "numbers": [known(one["numbers"], "{:,}") for one in tried],
+        "left out": [one["left_out"] for one in tried],
+    }
+    used = {head: cells for head, cells in columns.items() if any(cells)}
+    left = [place for place, head in enumerate(used) if head in ("", "tried", "settings", "left out")]
+    return table([*used], [*zip(*used.values(), strict=True)], left=left)

@@ -19,7 +19,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import DEFAULT_BACKBONE, Backbone, check_same, known_backbone, load_backbone
-from fedsolve.data.datasets import Dataset, is_address, load_dataset
+from fedsolve.data.datasets import ADDRESSES, Dataset, load_dataset
 from fedsolve.data.datasets.dataset import data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
 from fedsolve.data.feature_store import Features, features_of
@@ -50,6 +50,12 @@ class Audience(Protocol):
     def warn(self, text: str, /) -> None: ...
 
     def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[[int, int, str], None]]: ...
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is the address of a dataset, not the path of a file."""
+    address = Address.parse(text)
+    return (address.scheme, bool(address.rest)) in ADDRESSES
 
 
 def site_names(files: Sequence[str]) -> list[str]:
@@ -85,7 +91,7 @@ class RowReader:
     def parts(self, data: str) -> tuple[TrainOrTest, ...]:
         """The parts that there are, of training and test; none if a file holds one set of rows."""
         if not is_address(data):
-            return parts(data)
+            return parts(data) if data.lower().endswith(".npz") else ()
         if self.layout.client is not None:
             data = self._owned(data)
         return ("train",) if self._dataset(data).test is None else ("train", "test")

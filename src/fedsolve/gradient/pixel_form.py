@@ -21,10 +21,11 @@ import numpy as np
 from fedsolve.data.address import Address
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.backbones.preprocessing import ORDERS, Pixels
-from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets import load_dataset
 from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.datasets.tabular import OPTIONS as TABLES
 from fedsolve.data.images import is_images
+from fedsolve.data.row_reader import is_address
 from fedsolve.errors import DataError, require
 from fedsolve.gradient import networks
 from fedsolve.tables.schema import Extractor, Schema

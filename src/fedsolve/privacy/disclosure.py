@@ -311,12 +311,10 @@ class Disclosure:
         if missing := len(base.rows["digest"]) - int((self._places(data) >= 0).sum()):
             why, back = "are missing or were changed", "Put them back as they were"
             if self._schema != ("" if data.schema is None else data.schema.digest):
-                why, back = (
-                    "are read by another schema now",
-                    (
-                        "The first schema binds all questions about these rows: take it again (of --propose, "
-                        "agreed-schema.json in the state folder), or begin anew, with new ledgers at all sites"
-                    ),
+                why = "are read by another schema now"
+                back = (
+                    "The first schema binds all questions about these rows: take it again (of --propose, "
+                    "agreed-schema.json in the state folder), or begin anew, with new ledgers at all sites"
                 )
             raise DataError(
                 f"{missing:,} rows of earlier totals {why}; they would show as the difference of two totals. "

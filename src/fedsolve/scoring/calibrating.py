@@ -21,13 +21,12 @@ import hashlib
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.calibration import FLAT, Calibration, LabelCalibration, kept_from
+from fedsolve.calibration import FLAT, Calibration, LabelCalibration, Spread, kept_from
 from fedsolve.container import to_bytes, with_prefix
 from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.engine import Spec
@@ -39,12 +38,18 @@ from fedsolve.federation.preparing import LARGEST
 from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training, scores_in
 from fedsolve.model import Model
 from fedsolve.scoring.candidates import sums_of_rows
-from fedsolve.scoring.evaluation import evaluation_from, sums_of
-from fedsolve.scoring.lockstep import HeldOutRun, models_asked
-from fedsolve.scoring.residuals import SpreadRun
-from fedsolve.scoring.tallies import COUNTS, tally_term, truth_of
+from fedsolve.scoring.evaluation import (
+    COUNTS,
+    evaluation_from,
+    models_asked,
+    models_question,
+    sums_of,
+    tally_term,
+)
+from fedsolve.scoring.quality import truth_of
+from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
 
-LOSSES, TALLY = "calibrate", "calibrate-tally"
+LOSSES, TALLY, SPREAD = "calibrate", "calibrate-tally", "spread"
 
 SLOPES = FLAT * 2.0 ** (np.arange(35) / 2)
 """The slopes that are tried first: scores may be estimates of ones and zeros, or logits."""
@@ -52,9 +57,10 @@ SHIFTS = np.linspace(-6.0, 6.0, 9)
 """The biases of the second class against the first that are tried first."""
 FRACTIONS = np.array([1.0, 0.5, 0.25, 1 / 16, 2.0])
 """Fractions of a Newton step that are tried in one exchange."""
-LEAST_ROWS = 10
-"""With fewer rows held out, nothing is calibrated."""
+LEAST_ROWS, LEAST_SPREAD = 10, 40
+"""With fewer rows held out nothing is calibrated, and a regression has no intervals."""
 
+_TOO_FEW = "{} rows are held out, and {} are the fewest that say something"
 _NUMBERS = 1 << 21
 """The most logits in memory at once."""
 _DIVIDED = 60
@@ -65,29 +71,48 @@ _CLOSE = 1e-3
 """Newton decrement per row below which the objective is as good as quadratic."""
 
 
+class HeldOutRun(Run[Any]):
+    """Questions about models, each on the rows that it was not trained on.
+
+    models: by name, each with those rows; first, one of them. members: the runs that made them, where they
+    are still known. found: what a model keeps of the answers, by name.
+    """
+
+    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
+        super().__init__(method, spec)
+        self.models, self.first = dict(models), next(iter(models.values()))[0]
+        self.members: Mapping[str, Run[Any]] = {}
+        self.found: dict[str, Any] = {}
+
+    def ask_about_models(self, kind: str, clients: tuple[str, ...], at: Mapping[str, Array]) -> Request:
+        """A question about all models; at: further arrays of it."""
+        note, arrays = models_question(self.models)
+        arrays |= {f"at.{name}": array for name, array in at.items()}
+        self._asked = Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
+        return self._asked
+
+
 class CalibrationRun(HeldOutRun):
     """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
 
-    fewest = LEAST_ROWS
+    exchanges = 1
 
     def __init__(
         self,
         method: Method[Any],
         spec: Spec,
         models: Mapping[str, tuple[Model, Part]],
-        search: Search,
+        recipe: Recipe[Any],
+        tried: int,
     ) -> None:
         super().__init__(method, spec, models)
         wanted = {"shared": self.first.predicts, "own": self.first.personalises}
         names = [name for name, there in wanted.items() if there]
         if spec.labels:
             names = [f"label{place}" for place in range(spec.outputs)]
-        self._searches = {name: dataclasses.replace(search) for name in names}
+        self._searches = {name: search_for(recipe, spec, tried) for name in names}
+        self.exchanges = max((search.exchanges for search in self._searches.values()), default=0) + 1
         self._complete = False
-
-    @property
-    def exchanges(self) -> int:
-        return max((search.exchanges for search in self._searches.values()), default=0) + 1
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self._complete:
@@ -95,6 +120,8 @@ class CalibrationRun(HeldOutRun):
         if not self._searches:
             raise DataError("the model is not one to predict with")
         if self.found:
+            for model, _ in self.models.values():
+                model.calibration = self.found.get("shared")
             return self.ask_about_models(TALLY, clients, {})
         lists = {name: search.candidates for name, search in self._searches.items()}
         return self.ask_about_models(LOSSES, clients, lists)
@@ -111,37 +138,73 @@ class CalibrationRun(HeldOutRun):
             self.record(total, "held-out evaluation")
             return
         rows, sums = total.count("rows"), total.term.arrays
-        self.check_held_out(rows, max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches))
+        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
+        counted = max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches)
+        if max(rows, counted) < LEAST_ROWS:
+            raise DataError(_TOO_FEW.format(rows, LEAST_ROWS))
         for name, search in self._searches.items():
             search.absorb(with_prefix(sums, f"{name}."))
-        if all(search.done for search in self._searches.values()):
+        if all(search.steps == search.exchanges for search in self._searches.values()):
             found = {name: search.result() for name, search in self._searches.items()}
             if self.spec.labels:
                 slopes, biases = zip(*found.values(), strict=True)
                 shifts = np.array([bias[1] - bias[0] for bias in biases])
-                self._take({"shared": LabelCalibration(np.array(slopes), shifts, rows)})
+                self.found = {"shared": LabelCalibration(np.array(slopes), shifts, rows)}
             else:
-                self._take({name: Calibration(*one, rows) for name, one in found.items()})
+                self.found = {name: Calibration(*one, rows) for name, one in found.items()}
             self._complete = "shared" not in self.found
         self.record(total)
-
-    def _take(self, found: dict[str, Any]) -> None:
-        self.found = found
-        for model, _ in self.models.values():
-            model.calibration = self.found.get("shared")
 
     def stored(self) -> dict[str, Any]:
         return {
             "found": {name: calibration.parts() for name, calibration in self.found.items()},
-            "searches": {name: [one.steps, one.best, one.trial] for name, one in self._searches.items()},
+            "searches": {name: [one.steps, one.best, one.candidates] for name, one in self._searches.items()},
             "complete": self._complete,
         }
 
     def take_stored(self, kept: dict[str, Any]) -> None:
         for name, search in self._searches.items():
-            search.steps, search.best, search.trial = kept["searches"][name]
-        self._take({name: kept_from(*parts) for name, parts in kept["found"].items()})
+            search.steps, search.best, search.candidates = kept["searches"][name]
+        self.found = {name: kept_from(*parts) for name, parts in kept["found"].items()}
         self._complete = kept["complete"]
+
+
+class SpreadRun(HeldOutRun):
+    """Two questions: sums of errors, then counts. found: the spread, without counts after the first."""
+
+    exchanges = 2
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        half = self.found.get("spread")
+        if half is not None and half.counts.size:
+            return None
+        at = {"origin": origin_of(self.first)} if half is None else {"scale": half.scale}
+        return self.ask_about_models(SPREAD, clients, at)
+
+    def absorb(self, total: Total) -> None:
+        rows = total.count("rows")
+        if rows < LEAST_SPREAD:
+            raise DataError(_TOO_FEW.format(rows, LEAST_SPREAD))
+        if not self.found:
+            origin = origin_of(self.first)  # from where the targets of all models are counted
+            seen = RegressionEvaluation(rows, total.term.arrays, origin)
+            _, square, middle, variance = seen._moments
+            scale, deviation = (np.where(v > 0, np.sqrt(v), 1.0) for v in (square, variance))
+            metrics = {name: v if np.isfinite(v) else None for name, v in seen.measures().items()}
+            half = Spread(origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
+            self.found = {"spread": half}
+            self.record(total, "held-out errors")
+            return
+        spread = dataclasses.replace(self.found["spread"], counts=np.rint(total["counts"]), rows=rows)
+        spread.reach()  # refused here, where it would be later
+        self.found = {"spread": spread}
+        self.record(total, "held-out intervals")
+
+    def stored(self) -> dict[str, Any]:
+        return {"kept": self.found["spread"].parts() if self.found else None}
+
+    def take_stored(self, kept: dict[str, Any]) -> None:
+        self.found = {} if kept["kept"] is None else {"spread": kept_from(*kept["kept"])}
 
 
 # -- the client's side -----------------------------------------------------------------------------
@@ -176,12 +239,15 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
         rows = held.of(data)
         scored: dict[str, tuple[Array, Array]] = {}
         truth = truth_of(model, rows.own_labels())
-        if model.labels:
-            for place, score in enumerate(_scores(model, rows).T):
-                scored[f"label{place}"] = np.column_stack([1.0 - score, score]), truth[:, place]
-        for name in () if model.labels else names:
-            scorer = model if name == "shared" else model.personalised(held.rest.of(data), memory.states)
-            scored[name] = _scores(scorer, rows), truth
+        for name in names[:1] if model.labels else names:
+            scorer = model.personalised(held.rest.of(data), memory.states) if name == "own" else model
+            parts = [scorer.decision_function(rows.features(s, rows.source.dtype)) for s in rows.spans()]
+            scores = np.concatenate([np.zeros((0, scorer.outputs)), *parts])
+            if not model.labels:
+                scored[name] = scores, truth
+            for place in range(len(model.labels)):
+                of_label = np.column_stack([1.0 - scores[:, place], scores[:, place]])
+                scored[f"label{place}"] = of_label, truth[:, place]
         found.append((scored, len(rows), rows.own_weights()))
     return found
 
@@ -199,10 +265,21 @@ def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     return tally_term(whole, count)
 
 
-def _scores(model: Model, data: ClientData) -> Array:
-    found = [np.zeros((0, model.outputs))]
-    found += [model.decision_function(data.features(span, data.source.dtype)) for span in data.spans()]
-    return np.concatenate(found)
+@step(SPREAD, over_rows=True, counts=("counts",))
+def answer_held_out_errors(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
+    term = Term(counts={"rows": 0})
+    scale, origin = request.arrays.get("at.scale"), request.arrays.get("at.origin")
+    for _, model, held in models_asked(request, memory):
+        rows = held.of(data)
+        if scale is None:
+            sums = {"errors": error_sums(model, rows, origin=origin)["errors"]}
+        else:
+            nought = np.zeros_like(scale)
+            spread = Spread(nought, nought + 1, scale, nought)
+            sums = {"counts": error_sums(model, rows, spread)["covered"]}
+        term.add(Term(sums, {"rows": len(rows)}))
+    return term
 
 
 # -- the fit ---------------------------------------------------------------------------------------
@@ -252,42 +329,26 @@ def calibration_sums(
     }
 
 
-@dataclass
 class Search:
-    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`.
+    """The minimiser of the objective: asks for `candidates`, `absorb` takes their sums, so many `exchanges`.
 
+    candidates: (candidates, 1 or 1 + classes), a slope and biases each.
     tried: of how many methods this is the best on the same rows. Of two classes the slope is a share
     log(tried) / gain smaller, gain being the log-likelihood over the frequencies of the classes: about as
     much as the best of so many gains by chance.
     """
 
-    biases: bool
-    classes: int
-    tried: int = 1
-    steps: int = 0
-    best: Array | None = None
-    trial: Array | None = None
-
-    @property
-    def candidates(self) -> Array:
-        """(candidates, 1 or 1 + classes) to ask for next."""
-        if self.trial is not None:
-            return self.trial
-        if self.biases and self.classes == 2:
+    def __init__(self, biases: bool, classes: int, tried: int = 1) -> None:
+        self.biases, self.classes, self.tried = biases, classes, tried
+        self.exchanges = 1 if not biases else 3 if classes == 2 else 5
+        self.steps = 0
+        self.best: Array | None = None
+        if biases and classes == 2:
             slope, shift = np.meshgrid(SLOPES[::2], SHIFTS / 2)
-            return np.stack([slope.ravel(), -shift.ravel(), shift.ravel()], axis=1)
-        grid = np.zeros((len(SLOPES), 1 + self.classes * self.biases))
-        grid[:, 0] = SLOPES
-        return grid
-
-    @property
-    def done(self) -> bool:
-        return self.steps == self.exchanges
-
-    @property
-    def exchanges(self) -> int:
-        """How many lists of candidates are asked for in all."""
-        return 1 if not self.biases else 3 if self.classes == 2 else 5
+            self.candidates = np.stack([slope.ravel(), -shift.ravel(), shift.ravel()], axis=1)
+        else:
+            self.candidates = np.zeros((len(SLOPES), 1 + classes * biases))
+            self.candidates[:, 0] = SLOPES
 
     def absorb(self, sums: Mapping[str, Array]) -> None:
         candidates = self.candidates
@@ -299,11 +360,12 @@ class Search:
         losses, slopes_of = sums["normaliser"] - candidates @ linear, sums["gradient"] - linear
         place = int(np.argmin(losses))
         self.steps += 1
+        done = self.steps == self.exchanges
         # Without scores the objective is the least with the logarithms of the shares as biases.
         rates = np.log(drawn / drawn.sum())
         told = float(-drawn @ rates)
         few = self.biases and self.classes == 2 and sums["class_rows"].min() < LEAST_ROWS
-        if self.done and (few or losses[place] >= told - _SAYS_MORE):
+        if done and (few or losses[place] >= told - _SAYS_MORE):
             # The scores say no more than chance would, or nobody can tell.
             self.best = np.concatenate([SLOPES[:1], rates])
             warnings.warn(
@@ -321,10 +383,10 @@ class Search:
         step = np.linalg.lstsq(curvatures[place], -slopes_of[place], rcond=1e-10)[0]
         longest = -0.9 * self.best[0] / step[0] if step[0] < 0 else np.inf  # slopes stay positive
         lengths = np.minimum(FRACTIONS, longest)
-        self.trial = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
-        if self.done and -slopes_of[place] @ step < _CLOSE * count:
-            self.best = self.trial[1]  # so near to the minimum that the whole step needs no proof
-        if self.done and self.classes == 2 and self.tried > 1:
+        self.candidates = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
+        if done and -slopes_of[place] @ step < _CLOSE * count:
+            self.best = self.candidates[1]  # so near to the minimum that the whole step needs no proof
+        if done and self.classes == 2 and self.tried > 1:
             # Biases follow, so that the mean probability stays that of the class.
             less = -min(1.0, math.log(self.tried) / (told - losses[place])) * (self.best[0] - SLOPES[0])
             apart = less + self.best[0] - candidates[place, 0]
@@ -410,8 +472,7 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
         run = SpreadRun(whole.method, whole.spec, whole.folded)
     else:
         tried = max(1, sum(one.loss is not None for one in whole.tried))
-        search = search_for(whole.recipe, whole.spec, tried)
-        run = CalibrationRun(whole.method, whole.spec, whole.folded, search)
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, whole.recipe, tried)
     run.members = whole.folded_by
     return run
 

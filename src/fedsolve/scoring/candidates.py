@@ -121,11 +121,11 @@ class CandidateMarks:
             good = losses <= losses[least] + _TOLERANCE * np.sqrt(max(0.0, noise))
         kinds = np.array([self.kinds.get(number, "") for number in owners.tolist()])
 
-        def cost(kind: str) -> tuple[int, int]:
-            costs = (cost for number, cost in self.costs.items() if self.kinds.get(number, "") == kind)
-            return min(costs, default=(0, 0))
-
-        good &= kinds == min(sorted({*kinds[good].tolist()}), key=cost)
+        costs: dict[str, tuple[int, int]] = {}  # the least of each kind
+        for number, cost in self.costs.items():
+            kind = self.kinds.get(number, "")
+            costs[kind] = min(cost, costs.get(kind, cost))
+        good &= kinds == min(sorted({*kinds[good].tolist()}), key=lambda kind: costs.get(kind, (0, 0)))
         best = int(np.argmin(np.where(good, losses, np.inf)))
         return int(owners[best]), int(best - np.flatnonzero(owners == owners[best])[0])
 
@@ -158,6 +158,7 @@ class Bill:
     trainings: how often the chosen one is trained after the trials; besides: exchanges other than those of
     trials and trainings. up, down: numbers of each client for all trials; last: (exchanges, up, down) of the
     dearest candidate's training. longest: exchanges of the longest trial; rungs: comparisons on the way.
+    told, received: numbers that a client tells in all, its sums, and that it is sent.
     """
 
     spec: Spec
@@ -170,6 +171,8 @@ class Bill:
     last: tuple[int, int, int] = (0, 0, 0)
     longest: int = 0
     rungs: int = 0
+    told: int = 0
+    received: int = 0
 
     def adding(self, method: Method[Any], trial: Method[Any], layers: int) -> Bill:
         """The bill with one candidate more, and the smaller one by which it is tried.
@@ -181,11 +184,17 @@ class Bill:
         (up, down), run = trial.traffic(self.spec, self.rows), method.start(self.spec)
         exchanges, sent, received = self.last
         more = method.traffic(self.spec, self.rows)
+        last = (max(exchanges, run.exchanges), max(sent, more[0]), max(received, more[1]))
+        up = self.up + self.folds * up
+        down = self.down + 2 * self.folds * down  # a model is sent once more, to be compared
+        sums = sums_of_rows(self.spec)
         return dataclasses.replace(
             self,
-            up=self.up + self.folds * up,
-            down=self.down + 2 * self.folds * down,  # a model is sent once more, to be compared
-            last=(max(exchanges, run.exchanges), max(sent, more[0]), max(received, more[1])),
+            up=up,
+            down=down,
+            told=self.folds * sums + up + self.trainings * (sums + last[1]),
+            received=down + self.trainings * last[2],
+            last=last,
             longest=max(self.longest, run.exchanges),
             rungs=max(self.rungs, rungs_of(layers)),
         )
@@ -194,17 +203,6 @@ class Bill:
     def exchanges(self) -> int:
         """At most."""
         return 1 + self.longest + self.rungs + self.besides + self.trainings * self.last[0]
-
-    @property
-    def told(self) -> int:
-        """Numbers that all clients together tell: their sums."""
-        sums = sums_of_rows(self.spec)
-        return self.folds * sums + self.up + self.trainings * (sums + self.last[1])
-
-    def megabytes(self, clients: int) -> tuple[float, float]:
-        """Up and down, over so many clients."""
-        down = self.down + self.trainings * self.last[2]
-        return 8e-6 * clients * self.told, 8e-6 * clients * down
 
 
 def sums_of_rows(spec: Spec) -> int:

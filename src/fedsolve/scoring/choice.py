@@ -13,7 +13,7 @@ them do not enter. The models of the best candidate, each with its fold, are wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import TOGETHER
 from fedsolve.federation.recipe import Stage, StagedRun, Tried, scores_in
-from fedsolve.model import Model, model_from_contents
+from fedsolve.model import model_from_contents
 from fedsolve.scoring.calibrating import CALIBRATION, room
 from fedsolve.scoring.candidates import (
     FEW,
@@ -39,8 +39,11 @@ from fedsolve.scoring.candidates import (
     layers_of,
     rungs_of,
 )
-from fedsolve.scoring.lockstep import COMPARISON, alike, joined, models_question, share_of
+from fedsolve.scoring.evaluation import models_question
+from fedsolve.scoring.lockstep import COMPARISON, alike, joined, share_of
 
+_MEGABYTES = 8e-6
+"""Of a number."""
 _MUCH = "would tell too much of what the rows hold"
 
 
@@ -48,7 +51,7 @@ class ChoiceRun(Run[Any]):
     """Trials with their comparisons: see the module.
 
     A member is called by the numbers of its candidate and of its fold: "3-0". members: those that are trained
-    further; models: of those that are not.
+    further; models: of those that are not. numbers: of the candidate and the fold of every member.
     """
 
     def __init__(
@@ -58,14 +61,17 @@ class ChoiceRun(Run[Any]):
         self.folds = folds_for(rows, spec.features)
         self._tried, self._left_out = tried, left
         self._layers = [layers_of(method, candidate) for candidate in self._tried]
+        self._rungs = [rungs_of(layers) for layers in self._layers]  # comparisons before the last one
         self._together = len(self._tried) * len(self.folds)  # answers of each client in one exchange, at most
         self.members: dict[str, Run[Any]] = {}
+        self._numbers: dict[str, tuple[int, int]] = {}
         for number, candidate in enumerate(self._tried):
             for place, fold in enumerate(self.folds):
                 run = candidate.scaled(fold.taken).start(spec)
                 run.agree(fold.training.note())
                 run.member = f"{number}-{place}"
                 self.members[run.member] = run
+                self._numbers[run.member] = number, place
         self._models: dict[str, Any] = {}
         self._scores: dict[str, list[Any] | None] = {}
         self._rung = 0
@@ -82,17 +88,13 @@ class ChoiceRun(Run[Any]):
 
     @property
     def exchanges(self) -> int:
-        return self._in_all(run.exchanges for run in self.members.values())
+        longest = max((run.exchanges for run in self.members.values()), default=0)
+        return len(self.history) if self.chosen is not None else 1 + longest + max(self._rungs)
 
     @property
     def expected(self) -> int:
-        return self._in_all(run.expected for run in self.members.values())
-
-    def _in_all(self, trials: Iterable[int]) -> int:
-        """Exchanges of the choice, from those of each trial."""
-        if self.chosen is not None:
-            return len(self.history)
-        return 1 + max(trials, default=0) + self._rungs(range(len(self._layers)))
+        longest = max((run.expected for run in self.members.values()), default=0)
+        return len(self.history) if self.chosen is not None else 1 + longest + max(self._rungs)
 
     # -- the exchanges -----------------------------------------------------------------------------
 
@@ -111,7 +113,7 @@ class ChoiceRun(Run[Any]):
 
     def absorb(self, total: Total) -> None:
         if self._asked.kind == COMPARISON:
-            for number in sorted({_number(name) for name in self._compared}):
+            for number in sorted({self._numbers[name][0] for name in self._compared}):
                 names = [f"{number}-{place}" for place in range(len(self.folds))]
                 whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
                 self._marks.of[number] = whole if getattr(self.method, "any_layers", False) else whole[:, -1:]
@@ -122,7 +124,7 @@ class ChoiceRun(Run[Any]):
                     )
             running = set(self._under_way())
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
-            for name in (name for name in self._compared if _number(name) not in going_on):
+            for name in (name for name in self._compared if self._numbers[name][0] not in going_on):
                 run = self.members.pop(name)  # trained no further; its model stays
                 self._models[name], self._scores[name] = run.model(), scores_in(run.history)
             self._rung += 1
@@ -144,39 +146,38 @@ class ChoiceRun(Run[Any]):
                 run.absorb(share)
             except DataError as failed:
                 problem = failed
-                self._failed[str(_number(name))] = str(failed)
-        self.members = {n: run for n, run in self.members.items() if str(_number(n)) not in self._failed}
+                self._failed[str(self._numbers[name][0])] = str(failed)
+        self.members = {
+            n: run for n, run in self.members.items() if str(self._numbers[n][0]) not in self._failed
+        }
         if problem is not None and not self.members and not self._marks.of:
             raise problem
-
-    def _rungs(self, numbers: Iterable[int]) -> int:
-        """How many comparisons these candidates take before the last one."""
-        return max((rungs_of(self._layers[number]) for number in numbers), default=0)
 
     # -- comparisons -------------------------------------------------------------------------------
 
     def _under_way(self) -> set[int]:
         """The candidates with layers that are trained further."""
-        return {_number(name) for name in self.members if self._layers[_number(name)]}
+        return {self._numbers[name][0] for name in self.members if self._layers[self._numbers[name][0]]}
 
     def _at_a_rung(self) -> bool:
         """Whether members with layers have so many that they are compared, and more to come."""
         numbers = self._under_way()
-        return self._rung < self._rungs(numbers) and all(
-            run.depth > RUNGS[self._rung][0] for n, run in self.members.items() if _number(n) in numbers
-        )
+        more = any(self._rung < self._rungs[number] for number in numbers)
+        layered = [run for name, run in self.members.items() if self._numbers[name][0] in numbers]
+        return more and all(run.depth > RUNGS[self._rung][0] for run in layered)
 
     def _comparison(self, clients: tuple[str, ...]) -> Request:
         """Asks for marks: at a rung of all that have layers or are complete, at the end of all."""
         layered = self._under_way()
         training = {
-            _number(name)
+            self._numbers[name][0]
             for name, run in self.members.items()
-            if _number(name) not in layered and run.request(clients)
+            if self._numbers[name][0] not in layered and run.request(clients)
         }
-        self._compared = [name for name in self.members if _number(name) not in training]
+        self._compared = [name for name in self.members if self._numbers[name][0] not in training]
         models = {
-            name: (self.members[name].model(), self.folds[_place(name)].held_out) for name in self._compared
+            name: (self.members[name].model(), self.folds[self._numbers[name][1]].held_out)
+            for name in self._compared
         }
         note, arrays = models_question(models)
         return self.ask(COMPARISON, self._rung, clients, {**note, TOGETHER: self._together}, arrays)
@@ -207,24 +208,9 @@ class ChoiceRun(Run[Any]):
                 )
             )
         self.tried = (*trials, *self._left_out)
-        self._choose(best, stage)
-        self._models = {name: model for name, model in self._models.items() if _number(name) == best}
-
-    def _choose(self, number: int, layers: int) -> None:
-        winner = self._tried[number]
-        self.chosen = replace(winner, layers=layers) if self._layers[number] else winner  # type: ignore[type-var]
-
-    def folded(self) -> dict[str, tuple[Model, Part]]:
-        """The models of the best candidate, each with the rows that it was not trained on; none where they
-        were made smaller for many rows."""
-        if self.folds[0].taken < 1.0:
-            return {}
-        found = {}
-        for name, model in self._models.items():
-            if hasattr(model, "shortened"):  # to as many layers as did best
-                model = model.shortened(getattr(self.chosen, "layers", model.layers))
-            found[str(_place(name))] = model, self.folds[_place(name)].held_out
-        return found
+        winner = self._tried[best]
+        self.chosen = replace(winner, layers=stage) if self._layers[best] else winner  # type: ignore[type-var]
+        self._models = {name: model for name, model in self._models.items() if self._numbers[name][0] == best}
 
     # -- saving and resuming -----------------------------------------------------------------------
 
@@ -236,7 +222,6 @@ class ChoiceRun(Run[Any]):
             "rung": self._rung,
             "rows": self._marks.rows,
             "failed": self._failed,
-            "tried": [one.as_dict() for one in self.tried],
             "scores": self._scores,
         }
 
@@ -247,18 +232,9 @@ class ChoiceRun(Run[Any]):
         for name, run in self.members.items():
             run.take_parts(kept["runs"][name], "of a candidate")
         self._models = {name: model_from_contents(*parts) for name, parts in kept["models"].items()}
-        self.tried, self._scores = tuple(Tried(**one) for one in kept["tried"]), kept["scores"]
-        for number, one in enumerate(self.tried):
-            if one.chosen:
-                self._choose(number, one.layers or 0)
-
-
-def _number(member: str) -> int:
-    return int(member.partition("-")[0])
-
-
-def _place(member: str) -> int:
-    return int(member.partition("-")[2])
+        self._scores = kept["scores"]
+        if not self.members:
+            self._decide()
 
 
 # -- the stage -------------------------------------------------------------------------------------
@@ -284,7 +260,7 @@ def _affordable(whole: StagedRun[Any], clients: int) -> tuple[list[Method[Any]],
     left: list[Tried] = []
     for candidate in method.candidates(spec, rows):
         larger = bill.adding(candidate, candidate.scaled(folds[0].taken), layers_of(method, candidate))
-        cost = sum(larger.megabytes(clients))
+        cost = _MEGABYTES * clients * (larger.told + larger.received)
         why = ""
         if limit is not None and larger.exchanges > limit:
             why = f"takes {larger.exchanges} exchanges in all"
@@ -330,7 +306,7 @@ def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
         return None
     run = ChoiceRun(method, whole.spec, rows, taken, left)
     whole.opened(run)
-    up, down = bill.megabytes(clients)
+    up, down = (_MEGABYTES * clients * numbers for numbers in (bill.told, bill.received))
     trainings = [candidate.start(whole.spec).expected for candidate in taken]
     calibration = f"{CALIBRATION.expected(whole)} to calibrate, " if whole.recipe.calibrate else ""
     whole.outlook = (
@@ -347,10 +323,15 @@ def _end(whole: StagedRun[Any], run: ChoiceRun) -> None:
     whole.method, whole.tried = run.chosen, run.tried
     count = run.folds[0].held_out.count
     whole.held_out = Part(tuple(range(count // FOLDS)), count)
-    if whole.recipe.calibrate:
-        models = run.folded().items()
-        whole.folded = {name: (whole.described(model), part) for name, (model, part) in models}
-        whole.scores = [run._scores[name] for name in run._models]
+    if not whole.recipe.calibrate:
+        return
+    whole.scores = [run._scores[name] for name in run._models]
+    # Models that were made smaller for many rows calibrate none of all rows.
+    for name, model in run._models.items() if run.folds[0].taken == 1.0 else ():
+        place = run._numbers[name][1]
+        if hasattr(model, "shortened"):  # to as many layers as did best
+            model = model.shortened(getattr(run.chosen, "layers", model.layers))
+        whole.folded[str(place)] = whole.described(model), run.folds[place].held_out
 
 
 def _expected(whole: StagedRun[Any]) -> int:

@@ -14,9 +14,8 @@ from fedsolve.pages.words import percent, short
 from fedsolve.scoring.evaluation import Found
 from fedsolve.scoring.groups import Grouped, measures_of
 from fedsolve.scoring.importance import Importance, LabelsImportance
-from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold
+from fedsolve.scoring.quality import Confusion, Evaluation, LabelsEvaluation, Threshold, wilson
 from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
-from fedsolve.scoring.tallies import wilson
 
 if TYPE_CHECKING:
     from fedsolve.pages.plots import Plot

@@ -22,17 +22,18 @@ from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import number
 from fedsolve.model import Model
 from fedsolve.scoring.evaluation import (
+    COUNTS,
     Found,
     about,
     evaluation_from,
     evaluation_of,
     model_about,
     sums_of,
+    tally_term,
 )
 from fedsolve.scoring.lockstep import enter_term, share_of
 from fedsolve.scoring.quality import LabelsEvaluation
 from fedsolve.scoring.residuals import FEWEST
-from fedsolve.scoring.tallies import COUNTS, tally_term
 from fedsolve.tables.table_file import Table
 
 OTHERS = "(others)"

@@ -27,7 +27,7 @@ from fedsolve.federation.participant import ClientData, Memory, Participant, ste
 from fedsolve.labels import Task
 from fedsolve.model import Model
 from fedsolve.scoring.evaluation import about, model_about
-from fedsolve.scoring.tallies import truth_of
+from fedsolve.scoring.quality import truth_of
 from fedsolve.tables.preparation import mean_and_deviation
 from fedsolve.tables.table_file import Table
 

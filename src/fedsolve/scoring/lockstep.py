@@ -9,22 +9,21 @@ were not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json, with_prefix
-from fedsolve.errors import DataError, TermError
-from fedsolve.federation.engine import Spec
+from fedsolve.errors import TermError
 from fedsolve.federation.folds import PART, Part
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.federation.method import Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
-from fedsolve.model import Model, model_from_contents
-from fedsolve.scoring.tallies import truth_of
+from fedsolve.scoring.evaluation import models_asked
+from fedsolve.scoring.quality import truth_of
 
 TRAINING, COMPARISON = "lockstep", "lockstep-comparison"
 
@@ -82,56 +81,6 @@ def share_of(total: Total, name: str) -> Total:
         frozenset(key.removeprefix(prefix) for key in term.symmetric if key.startswith(prefix)),
     )
     return Total(own, total.cohort, total.missing, total.empty)
-
-
-def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Note and arrays of a question about models, each on a part of the rows."""
-    notes: dict[str, Any] = {}
-    arrays: dict[str, Array] = {}
-    for name, (model, part) in models.items():
-        contents, note = model.contents()
-        notes[name] = {"model": note, **part.note()}
-        arrays |= {f"{name}.{key}": array for key, array in contents.items()}
-    return {"models": notes}, arrays
-
-
-def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model, Part]]:
-    """The models that a question is about, by name, each with its part, where the client computes."""
-    for name, one in request.note["models"].items():
-        contents = with_prefix(dict(request.arrays), f"{name}.")
-        part = None if one[PART] is None else Part(**one[PART])
-        assert part is not None
-        yield name, model_from_contents(contents, one["model"]).placed(memory.device), part
-
-
-class HeldOutRun(Run[Any]):
-    """Questions about models, each on the rows that it was not trained on.
-
-    models: by name, each with those rows; first, one of them. members: the runs that made them, where they
-    are still known. found: what a model keeps of the answers, by name.
-    """
-
-    fewest: ClassVar[int]
-    """Rows below which nothing is learnt from them."""
-
-    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
-        super().__init__(method, spec)
-        self.models, self.first = dict(models), next(iter(models.values()))[0]
-        self.members: Mapping[str, Run[Any]] = {}
-        self.found: dict[str, Any] = {}
-
-    def ask_about_models(self, kind: str, clients: tuple[str, ...], at: Mapping[str, Array]) -> Request:
-        """A question about all models; at: further arrays of it."""
-        note, arrays = models_question(self.models)
-        arrays |= {f"at.{name}": array for name, array in at.items()}
-        self._asked = Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
-        return self._asked
-
-    def check_held_out(self, rows: int, weight: float = 0.0) -> None:
-        """Refuse too few rows."""
-        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
-        if max(rows, weight) < self.fewest:
-            raise DataError(f"{rows} rows are held out, and {self.fewest} are the fewest that say something")
 
 
 # -- the client's side -----------------------------------------------------------------------------
@@ -216,23 +165,18 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
     known, term = _known_members(memory), Term()
     for name, model, part in models_asked(request, memory):
         rows = known.part(data, part)
-        term.arrays[f"{name}.marks"] = _marks(model, rows)
-        term.counts[f"{name}.rows"] = len(rows)
+        truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
+        staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
+        marks = np.zeros((3, getattr(model, "layers", 0) + 1 if staged else 1))
+        for span in rows.spans():
+            given = rows.features(span)
+            scores = staged(given) if staged else model.estimates(given)[None]
+            counted = np.ones(scores.shape[1]) if weights is None else weights[span]
+            targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
+            losses = np.sum((scores - targets) ** 2, axis=2)
+            wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
+            marks[0] += counted.sum()
+            marks[1] += wrong @ counted
+            marks[2] += losses @ counted
+        term.arrays[f"{name}.marks"], term.counts[f"{name}.rows"] = marks, len(rows)
     return term
-
-
-def _marks(model: Any, rows: ClientData) -> Array:
-    truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
-    staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
-    marks = np.zeros((3, model.layers + 1 if staged else 1))
-    for span in rows.spans():
-        given = rows.features(span)
-        scores = staged(given) if staged else model.estimates(given)[None]
-        counted = np.ones(scores.shape[1]) if weights is None else weights[span]
-        targets = np.eye(model.outputs)[truth[span]] if counts else truth[span]
-        losses = np.sum((scores - targets) ** 2, axis=2)
-        wrong = np.argmax(scores, axis=2) != truth[span] if counts else losses**2
-        marks[0] += counted.sum()
-        marks[1] += wrong @ counted
-        marks[2] += losses @ counted
-    return marks

@@ -1,20 +1,35 @@
-"""How good a classifier is, from sums over rows alone: `Evaluation`, `LabelsEvaluation`, `Confusion`."""
+"""How good a classifier is, from sums over rows alone: `Evaluation`, `LabelsEvaluation`, `Confusion`.
+
+confusion    (classes, classes) rows, true class down, answer across
+histogram    (classes, 2, bins) rows by the probability of each class, without and with it; of two classes, of
+             the second only
+reliability  (3, 15) by the probability that was told: rows, its sum, and rows of which it came true. Told is
+             the probability of the answer; of two classes, that of the second.
+losses       (2, 2) log loss and Brier score: sum and sum of squares over rows
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.calibration import lower_edges
 from fedsolve.errors import DataError
-from fedsolve.scoring.tallies import NORMAL, RELIABILITY_BINS, area, resampled, wilson
+from fedsolve.labels import encode_labels, label_matrix, regression_targets
 
-MEASURES = ("accuracy", "balanced_accuracy", "auc", "auc_bound", "log_loss", "brier", "ece")
+if TYPE_CHECKING:
+    from fedsolve.model import Model
+
+NORMAL = 1.959963984540054
+"""Standard errors to either side in a 95 % interval."""
+DRAWS = 400
+"""How often sums are resampled for an interval."""
+RELIABILITY_BINS = 15
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy, AUC, losses and calibration of a classifier, with intervals; see `tallies` for the sums.
+    """Accuracy, AUC, losses and calibration of a classifier, with intervals; see the module for the sums.
 
     Intervals are those of other rows of the same kind: the summed histograms are resampled (`resampled`). Of
     shares of rows they are Wilson's; of log loss and Brier score they follow from the sums of squares. AUC of
@@ -56,43 +71,58 @@ class Evaluation:
     def rows(self) -> int:
         return int(self.confusion.sum())
 
+    def measures(self) -> dict[str, float]:
+        """The numbers by name, without tables."""
+        confusion, losses = self.sums["confusion"], self.sums["losses"]
+        rows = max(1, int(confusion.sum()))
+        auc, bound = _macro(np.array(area(self.sums["histogram"])))
+        return {
+            "accuracy": float(np.trace(confusion) / rows),
+            "balanced_accuracy": float(_balanced(confusion)),
+            "auc": float(auc),
+            "auc_bound": float(bound),
+            "log_loss": float(losses[0, 0] / rows),
+            "brier": float(losses[1, 0] / rows),
+            "ece": float(_calibration_error(self.sums["reliability"])),
+        }
+
     @property
     def accuracy(self) -> float:
-        return float(np.trace(self.confusion) / max(1, self.rows))
+        return self.measures()["accuracy"]
 
     @property
     def balanced_accuracy(self) -> float:
         """Mean over the classes that have rows of the share of their rows that is right."""
-        return float(_balanced(self.confusion))
+        return self.measures()["balanced_accuracy"]
 
     @property
     def auc(self) -> float:
         """Area under the ROC curve, of the second of two classes, or the mean over classes with rows."""
-        return float(_macro(area(self.sums["histogram"])[0]))
+        return self.measures()["auc"]
 
     @property
     def auc_bound(self) -> float:
         """How far the AUC of the rows themselves can be from `auc`."""
-        return float(_macro(area(self.sums["histogram"])[1]))
+        return self.measures()["auc_bound"]
+
+    @property
+    def log_loss(self) -> float:
+        return self.measures()["log_loss"]
+
+    @property
+    def brier(self) -> float:
+        """Mean of |p - y|² over all classes; of two classes, of the second alone."""
+        return self.measures()["brier"]
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: mean over rows of |told - came true| in 15 bins of what was told."""
+        return self.measures()["ece"]
 
     @property
     def class_aucs(self) -> Array:
         """AUC of each class against the others; of two classes, of the second alone."""
         return area(self.sums["histogram"])[0]
-
-    @property
-    def log_loss(self) -> float:
-        return float(self.sums["losses"][0, 0] / max(1, self.rows))
-
-    @property
-    def brier(self) -> float:
-        """Mean of |p - y|² over all classes; of two classes, of the second alone."""
-        return float(self.sums["losses"][1, 0] / max(1, self.rows))
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error: mean over rows of |told - came true| in 15 bins of what was told."""
-        return float(_calibration_error(self.sums["reliability"]))
 
     @property
     def calibration_table(self) -> list[dict[str, Any]]:
@@ -195,10 +225,6 @@ class Evaluation:
         # Of the first of two classes, probability and membership are those of the second turned round.
         return chosen[::-1, ::-1] if len(known) == 2 and place == 0 else chosen
 
-    def measures(self) -> dict[str, float]:
-        """The numbers by name, without tables."""
-        return {name: getattr(self, name) for name in MEASURES}
-
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON values, NaN where a measure does not exist."""
         return {
@@ -244,21 +270,14 @@ class LabelsEvaluation(Evaluation):
         """The share of rows of which every label is right."""
         return float(self.sums["exact"][0] / max(1, self.rows))
 
-    @property
-    def accuracy(self) -> float:
-        return self.measures()["accuracy"]
-
-    @property
-    def auc(self) -> float:
-        return self.measures()["auc"]
-
     def measures(self) -> dict[str, float]:
         """Means over the labels, of an AUC over those that some rows have and others lack; and `exact`."""
-        found = np.array([[getattr(one, name) for name in MEASURES] for one in self.by_label.values()])
+        each = [one.measures() for one in self.by_label.values()]
+        found = np.array([[*one.values()] for one in each])
         there = np.isfinite(found)
         with np.errstate(invalid="ignore"):
             means = np.where(there, found, 0.0).sum(axis=0) / there.sum(axis=0)
-        return {"exact": self.exact, **dict(zip(MEASURES, means.tolist(), strict=True))}
+        return {"exact": self.exact, **dict(zip(each[0], means.tolist(), strict=True))}
 
     def thresholds(self, chosen: Array, wanted: float) -> dict[str, Threshold]:
         """What thresholds that were chosen on other rows reach here, by label."""
@@ -341,6 +360,56 @@ class Confusion:
             "confusion": self.counts.tolist(),
             "per_class": [dict(zip(names, values, strict=True)) for values in columns],
         }
+
+
+def truth_of(model: Model, labels: Array) -> Array:
+    """Labels in the form of a model's answers: positions (rows,), 0 and 1 (rows, labels), or targets."""
+    labels = model.truths(labels)
+    if model.judged is not None:
+        return encode_labels(labels, model.judged)
+    if model.labels:
+        return label_matrix(labels, model.labels).astype(np.int64)
+    return regression_targets(labels, model.outputs).astype(np.float64)
+
+
+def area(histogram: Array) -> tuple[Array, Array]:
+    """Area under the ROC curve of (..., 2, bins), and how far the exact area can be from it.
+
+    Within a bin the order of the rows is not known: pairs in one bin count half, and the bound is what they
+    could add or take away. NaN where a class has no rows, or nothing else has.
+    """
+    without, with_ = (histogram[..., side, :].astype(np.float64) for side in (0, 1))
+    below = np.cumsum(without, axis=-1) - without
+    pairs = with_.sum(axis=-1) * without.sum(axis=-1)
+    equal = with_ * without
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = (np.sum(with_ * below, axis=-1) + equal.sum(axis=-1) / 2) / pairs
+        # Equal probabilities of 0, or of 1, are known to be equal.
+        bound = equal[..., 1:-1].sum(axis=-1) / 2 / pairs
+    return value, bound
+
+
+def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
+    """The 95 % interval of a share of rows; it has a width even if the share is 0 or 1."""
+    rows = np.maximum(whole, 1)
+    share, noise = part / rows, NORMAL**2 / rows
+    middle = (share + noise / 2) / (1 + noise)
+    reach = np.sqrt(noise * (share * (1 - share) + noise / 4)) / (1 + noise)
+    return np.maximum(middle - reach, 0.0), np.minimum(middle + reach, 1.0)
+
+
+def resampled(counts: Array, draws: int = DRAWS) -> Array:
+    """Counts that other rows of the same kind might have given: (draws, *counts.shape), with the same total.
+
+    The draws depend on the counts alone, so equal sums have equal intervals.
+    """
+    total = int(counts.sum())
+    there = np.flatnonzero(counts)
+    again = np.zeros((draws, counts.size), dtype=np.int64)
+    if total:
+        shares = counts.ravel()[there] / total
+        again[:, there] = np.random.default_rng(0).multinomial(total, shares, size=draws)
+    return again.reshape(draws, *counts.shape)
 
 
 def _ratio(part: Array, whole: Array) -> Array:

@@ -1,4 +1,4 @@
-"""How good a regression is, from sums over rows alone: `RegressionEvaluation`, and `SpreadRun` for intervals.
+"""How good a regression is, from sums over rows alone: `RegressionEvaluation`.
 
 errors   (10, targets) sums of e, |e|, e², e⁴, t, t², t³, t⁴, e² t and e² t², with e = truth - prediction and
          t = truth - origin, a number near the targets
@@ -10,28 +10,23 @@ shown    (3, targets, 12) by the prediction: rows, sum of e and of e²; bins in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.calibration import STEPS, Spread, kept_from
-from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.calibration import STEPS, Spread
+from fedsolve.federation.participant import ClientData
 from fedsolve.labels import regression_targets
-from fedsolve.scoring.lockstep import HeldOutRun, models_asked
-from fedsolve.scoring.tallies import NORMAL, truth_of
+from fedsolve.scoring.quality import NORMAL, truth_of
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
-KIND = "spread"
 FEWEST = 10
 """Nothing is said of a group or a bin with fewer rows."""
-LEAST_ROWS = 40
-"""With fewer rows held out there are no intervals."""
 
 _BINS = 12
 
@@ -181,58 +176,3 @@ class RegressionEvaluation:
             f"RegressionEvaluation({self.rows} rows: R² {self.r2:.4f}, MAE {self.mae:.4g}, "
             f"RMSE {self.rmse:.4g})"
         )
-
-
-class SpreadRun(HeldOutRun):
-    """Two questions: sums of errors, then counts. found: the spread, without counts after the first."""
-
-    exchanges = 2
-    fewest = LEAST_ROWS
-
-    def request(self, clients: tuple[str, ...]) -> Request | None:
-        half = self.found.get("spread")
-        if half is not None and half.counts.size:
-            return None
-        at = {"origin": origin_of(self.first)} if half is None else {"scale": half.scale}
-        return self.ask_about_models(KIND, clients, at)
-
-    def absorb(self, total: Total) -> None:
-        rows = total.count("rows")
-        self.check_held_out(rows)
-        if not self.found:
-            origin = origin_of(self.first)  # from where the targets of all models are counted
-            seen = RegressionEvaluation(rows, total.term.arrays, origin)
-            _, square, middle, variance = seen._moments
-            scale, deviation = (np.where(v > 0, np.sqrt(v), 1.0) for v in (square, variance))
-            metrics = {name: v if np.isfinite(v) else None for name, v in seen.measures().items()}
-            half = Spread(origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
-            self.found = {"spread": half}
-            self.record(total, "held-out errors")
-            return
-        spread = replace(self.found["spread"], counts=np.rint(total["counts"]), rows=rows)
-        spread.reach()  # refused here, where it would be later
-        self.found = {"spread": spread}
-        self.record(total, "held-out intervals")
-
-    def stored(self) -> dict[str, Any]:
-        return {"kept": self.found["spread"].parts() if self.found else None}
-
-    def take_stored(self, kept: dict[str, Any]) -> None:
-        self.found = {} if kept["kept"] is None else {"spread": kept_from(*kept["kept"])}
-
-
-@step(KIND, over_rows=True, counts=("counts",))
-def answer_held_out_errors(data: ClientData, request: Request, memory: Memory) -> Term:
-    """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
-    term = Term(counts={"rows": 0})
-    scale, origin = request.arrays.get("at.scale"), request.arrays.get("at.origin")
-    for _, model, held in models_asked(request, memory):
-        rows = held.of(data)
-        if scale is None:
-            sums = {"errors": error_sums(model, rows, origin=origin)["errors"]}
-        else:
-            nought = np.zeros_like(scale)
-            spread = Spread(nought, nought + 1, scale, nought)
-            sums = {"counts": error_sums(model, rows, spread)["covered"]}
-        term.add(Term(sums, {"rows": len(rows)}))
-    return term

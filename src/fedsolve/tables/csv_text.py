@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -47,6 +46,8 @@ class Dialect:
                or nothing. "auto" takes those by which most cells are numbers.
     encoding:  "utf-8" (with a byte order mark or without), or another by its Python name, such as "cp1252".
     header:    whether the first line has the names; else they are 0, 1, 2, ...
+
+    Cells are read by the dialect that was `found`, in which nothing is "auto".
     """
 
     delimiter: str = "auto"
@@ -63,11 +64,6 @@ class Dialect:
                 f"{self.decimal!r} and {self.thousands!r}."
             )
 
-    @cached_property
-    def signs(self) -> tuple[str, str]:
-        """The signs before fractions and between groups; those of 1234.5 where they are not known."""
-        return self.decimal.replace("auto", "."), self.thousands.replace("auto", "")
-
     def plain(self, cell: str) -> str:
         """The number as 1234.5; a cell that cannot be read stays unreadable.
 
@@ -75,7 +71,7 @@ class Dialect:
         another number than was meant. Signs around a number, as in <39,1 or 97 %, stay.
         """
         before, text, after = _AROUND.fullmatch(cell.strip()).groups()  # type: ignore[union-attr]
-        point, groups = self.signs
+        point, groups = self.decimal, self.thousands
         if groups and groups in text:
             if not re.fullmatch(
                 rf"[+-]?[1-9]\d{{0,2}}({re.escape(groups)}\d{{3}})+({re.escape(point)}\d*)?", text
@@ -98,9 +94,10 @@ class Dialect:
             replace(self, decimal=point, thousands=sign)
             for point, sign in _SPELLINGS
             if known[0] in ("auto", point) and known[1] in ("auto", sign)
-        ] or [replace(self, decimal=self.signs[0], thousands=self.signs[1])]
+        ] or [replace(self, decimal=known[0].replace("auto", "."), thousands=known[1].replace("auto", ""))]
         # Where commas are before fractions, lists have semicolons: 1,234 is clear there, and 1.234 is not.
-        clear = [delimiter == ";" if one.signs != PLAIN else delimiter not in ";\t" for one in tried]
+        pairs = [(one.decimal, one.thousands) for one in tried]
+        clear = [delimiter == ";" if pair != PLAIN else delimiter not in ";\t" for pair in pairs]
         values = [{cell: tried[0].value(cell) for cell in odd}]
         if clear[0] and None not in values[0].values():
             return tried[0]  # no other reading is better
@@ -121,21 +118,21 @@ class Dialect:
 
     def value(self, cell: str) -> float | None:
         """The number in a cell, or None."""
-        found = signed_number(self.plain(cell))
+        found = signed_number(cell if (self.decimal, self.thousands) == PLAIN else self.plain(cell))
         return None if found is None else found[0]
 
     def doubtful(self, cells: Iterable[str]) -> str | None:
         """A cell of a column whose groups may be fractions: all its numbers have one group; else None."""
         found = [cell for cell in cells if self.value(cell) is not None]
-        one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(self.signs[1])}\d{{3}}")
+        one = re.compile(rf"[+-]?\d{{1,3}}{re.escape(self.thousands)}\d{{3}}")
         return found[0] if found and all(map(one.fullmatch, found)) else None
 
     def remedy(self, cell: str) -> str:
         """What to do about a cell that is no number; the options that would read it as one, if any do."""
         for point, sign in _SPELLINGS:
             if replace(self, decimal=point, thousands=sign).value(cell) is not None:
-                wanted = [f"--decimal {point!r}"] * (point != self.signs[0])
-                wanted += [f"--thousands {sign!r}"] * (sign != self.signs[1])
+                wanted = [f"--decimal {point!r}"] * (point != self.decimal)
+                wanted += [f"--thousands {sign!r}"] * (sign != self.thousands)
                 return f"If these are numbers, pass {' '.join(wanted)}." if wanted else _OTHER
         return _OTHER
 
@@ -192,7 +189,17 @@ class TextSource:
 def read_start(source: TextSource, dialect: Dialect, rows: int = 1000) -> tuple[list[str], str, list[str]]:
     """The names of the columns, the delimiter, and the cells of the first rows one after the other."""
     with source.lines(dialect.encoding) as text:
-        delimiter = _delimiter(text.readline(), dialect.delimiter)
+        line = re.sub('"[^"]*"', "", text.readline())
+        frequent = max(_DELIMITERS, key=line.count)
+        delimiter = {"tab": "\t", "\\t": "\t", "auto": frequent}.get(dialect.delimiter, dialect.delimiter)
+        if len(delimiter) != 1:
+            raise DataError(f"the delimiter must be one character, 'tab' or 'auto'; got {delimiter!r}.")
+        if delimiter not in line and frequent in line:
+            sign = "tab" if frequent == "\t" else frequent
+            raise DataError(
+                f"the first line has no {delimiter!r} in it; try --delimiter {sign!r} "
+                f"(?delimiter={sign} in an address)."
+            )
         text.seek(0)
         head = list(itertools.islice(csv.reader(text, delimiter=delimiter), rows + 1))
     cells = head[0] if head else []
@@ -210,18 +217,3 @@ def read_start(source: TextSource, dialect: Dialect, rows: int = 1000) -> tuple[
             "Add a header, or pass --no-header (?header=no in an address)."
         )
     return [cell.strip() for cell in cells], delimiter, start
-
-
-def _delimiter(line: str, wanted: str) -> str:
-    line = re.sub('"[^"]*"', "", line)
-    frequent = max(_DELIMITERS, key=line.count)
-    wanted = {"tab": "\t", "\\t": "\t", "auto": frequent}.get(wanted, wanted)
-    if len(wanted) != 1:
-        raise DataError(f"the delimiter must be one character, 'tab' or 'auto'; got {wanted!r}.")
-    if wanted not in line and frequent in line:
-        sign = "tab" if frequent == "\t" else frequent
-        raise DataError(
-            f"the first line has no {wanted!r} in it; try --delimiter {sign!r} "
-            f"(?delimiter={sign} in an address)."
-        )
-    return wanted

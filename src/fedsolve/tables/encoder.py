@@ -73,17 +73,23 @@ def encode(
     if schema.extractor is not None:
         raise DataError("this schema describes features of images; a table has none.")
     schema.check_columns(column_names(table), labelled, extra)
-    found = faults or Faults()
-    encoder = _Encoder(schema, found)
+    encoder = _Encoder(faults or Faults())
     blocks = list(_blocks(schema, table))
     features = np.zeros((sum(rows for rows, _ in blocks), schema.width))
+    writers = {"category": encoder.write_category, "text": encoder.write_text}
     first = 0
-    for rows, columns in blocks:
-        encoder.write(columns, features[first : first + rows], first)
+    for rows, block in blocks:
+        place = 0
+        for column in schema.used:
+            write = writers.get(column.kind, encoder.write_numbers)
+            out = features[first : first + rows, place : place + column.width]
+            write(column, block[column.name], out, first)
+            place += column.width
         first += rows
-    if faults is None:
-        found.check()
-    encoder.warn_of_strangers(len(features))
+    if faults is None and encoder.faults.found:
+        raise encoder.faults.error()
+    if encoder.strangers:
+        encoder.warn_of_strangers(len(features))
     return features
 
 
@@ -140,12 +146,12 @@ class _Noticed:
 class Faults:
     """What is wrong with the cells of a table, by column.
 
-    where: names a row. remedy: what to do about a cell that cannot be read.
+    where: names a row. remedy: what to do about a cell that cannot be read. found: nothing where all is well.
     """
 
     where: Callable[[int], str] = "row {}".format
     remedy: Callable[[str], str] = lambda cell: _MEND
-    _found: dict[str, _Noticed] = field(default_factory=dict, init=False)
+    found: dict[str, _Noticed] = field(default_factory=dict, init=False)
     _remedies: set[str] = field(default_factory=set, init=False)
 
     def empty(self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "") -> None:
@@ -180,49 +186,39 @@ class Faults:
     def add(self, name: str, rows: Sequence[int], say: Callable[[int], str], remedy: str = "") -> None:
         """Other faults of a column; those of whole lines have no name."""
         if len(rows):
-            self._found.setdefault(name, _Noticed()).add(rows, say)
+            self.found.setdefault(name, _Noticed()).add(rows, say)
             self._remedies |= {remedy} - {""}
 
-    def check(self) -> None:
-        """Refuse if there are any, and name them all."""
+    def error(self) -> DataError:
+        """Names them all."""
         told = []
-        for name, one in self._found.items():
+        for name, one in self.found.items():
             cells = f"cell{'s' * (one.count > 1)} in column '{name}'" if name else "lines of another length"
             told.append(f"{one.count} {cells} {one}")
-        if told:
-            remedies = " ".join(sorted(self._remedies)) or "Correct or remove them."
-            raise DataError(f"{'; '.join(told)}. {remedies}")
+        remedies = " ".join(sorted(self._remedies)) or "Correct or remove them."
+        return DataError(f"{'; '.join(told)}. {remedies}")
 
 
 _MEND = "Mend the cells, or change the kind of the column or its rule for missing values in the schema."
 _FILL = "Fill them in, leave these rows out, or say in a schema what becomes of them ('fedsolve schema')."
 
 
+@dataclass
 class _Encoder:
-    """Writes blocks of rows; `faults` takes what is wrong with them."""
+    """Encodes a column's cells of a block of rows into `out`, which holds zeros; `first` is the first row.
 
-    def __init__(self, schema: Schema, faults: Faults) -> None:
-        self._columns = schema.places("number", "category", "date", "text")
-        self._faults = faults
-        self._known: dict[str, dict[Any, Any]] = {column.name: {} for column in schema.used}
-        self._words: dict[str, tuple[int, int]] = {}
-        self._strangers: dict[str, _Noticed] = {}
+    faults: takes what is wrong with them. known, words: what distinct cells and words became so far.
+    strangers: cells that are in none of their column's categories.
+    """
 
-    def write(self, block: Mapping[str, Any], out: Array, first: int) -> None:
-        """Encode these cells into `out`, which holds zeros; `first` is the first row's number."""
-        for place, column in self._columns:
-            part = out[:, place : place + len(column.names)]
-            cells = block[column.name]
-            if column.kind in ("number", "date"):
-                self._write_numbers(column, cells, part, first)
-            elif column.kind == "category":
-                self._write_category(column, cells, part, first)
-            else:
-                self._write_text(column, cells, part, first)
+    faults: Faults
+    known: dict[str, dict[Any, float]] = field(default_factory=dict)
+    words: dict[str, tuple[int, int]] = field(default_factory=dict)
+    strangers: dict[str, _Noticed] = field(default_factory=dict)
 
     def warn_of_strangers(self, rows: int) -> None:
         """Warn about columns with many values outside their categories."""
-        for name, found in self._strangers.items():
+        for name, found in self.strangers.items():
             if found.count > _MANY * rows:
                 warnings.warn(
                     f"column '{name}': {found.count} of {rows} values are none of its categories {found} and "
@@ -232,11 +228,11 @@ class _Encoder:
                     stacklevel=3,
                 )
 
-    def _write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
+    def write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
         values = _direct(column, cells)
         if values is None:
             codes, distinct = coded_cells(cells)
-            known, read = self._known[column.name], _reader(column)
+            known, read = self.known.setdefault(column.name, {}), _reader(column)
             known.update({value: read(value) for value in distinct if value not in known})
             values = np.array([*(known[value] for value in distinct), math.nan])[codes]
         if column.sentinels:
@@ -249,10 +245,10 @@ class _Encoder:
             return
         # Infinity marks what cannot be read, and what is infinite cannot be used either.
         wrong = first + np.flatnonzero(np.isinf(values))
-        self._faults.unreadable(column, wrong, lambda row: _cell(cells, row - first))
+        self.faults.unreadable(column, wrong, lambda row: _cell(cells, row - first))
         self._missing(column, np.isnan(values), out, first, cells)
 
-    def _write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
+    def write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
         codes, distinct = coded_cells(cells)
         known = {category: number for number, category in enumerate(column.categories)}
         other = len(column.categories)
@@ -262,14 +258,14 @@ class _Encoder:
         places = np.array([*numbers, absent], dtype=np.intp)[codes]
         strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
         if strange.any():
-            found = self._strangers.setdefault(column.name, _Noticed())
+            found = self.strangers.setdefault(column.name, _Noticed())
             found.add(np.flatnonzero(strange[codes]), lambda row: f"row {first + row}: {texts[codes[row]]!r}")
         seen = places >= 0
         out[np.flatnonzero(seen), places[seen]] = 1.0
         if not seen.all():
             self._missing(column, ~seen, out, first, cells)
 
-    def _write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
+    def write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
         codes, distinct = coded_cells(cells)
         texts = [str(value) for value in distinct]
         absent = np.array([*(text.strip() in MISSING for text in texts), True])
@@ -283,10 +279,10 @@ class _Encoder:
         else:
             for row in there:
                 for word in _WORDS.findall(unicodedata.normalize("NFKC", texts[row]).casefold()):
-                    if word not in self._words:
+                    if word not in self.words:
                         hashed = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
-                        self._words[word] = hashed & (2**63 - 1), -1 if hashed >> 63 else 1
-                    place, sign = self._words[word]
+                        self.words[word] = hashed & (2**63 - 1), -1 if hashed >> 63 else 1
+                    place, sign = self.words[word]
                     rows[row, place % column.buckets] += sign
             lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
             rows /= np.where(lengths > 0, lengths, 1.0)
@@ -297,7 +293,7 @@ class _Encoder:
     def _missing(self, column: Column, missing: Array, out: Array, first: int, cells: Any) -> None:
         if column.missing == "refuse":
             rows = first + np.flatnonzero(missing)
-            self._faults.empty(column.name, rows, lambda row: _cell(cells, row - first))
+            self.faults.empty(column.name, rows, lambda row: _cell(cells, row - first))
         elif column.missing == "flag" and column.kind in ("number", "date"):
             out[:, 1] = missing
 

@@ -136,7 +136,7 @@ def frame(schema: Schema, features: Array, labels: Array | None, kept: bool) -> 
     for place, column in schema.places("number", "category", "date"):
         columns[column.name] = features[:, place]
         if column.kind == "category":
-            part, levels = features[:, place : place + len(column.names)], known[column.name]
+            part, levels = features[:, place : place + column.width], known[column.name]
             codes = np.argmax(part, axis=1)
             # Where nothing is set, the disclosure rules left the row's category out.
             codes = np.where((codes < len(levels)) & part.any(axis=1), codes, -1)

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,14 @@ def propose_for(
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
     with naming(paths[0]):
         proposed = _of_texts(texts, label, client, None, task, labels)
-    if numbers and all(map(_is_plain, proposed.columns)):
+    # A constant does no harm, and a number is plain where there is nothing to tell about it.
+    told = re.compile(r"\bleak\b|\babsent\b")
+    if numbers and all(
+        not column.absent and not told.search(column.remark)
+        if column.kind == "number"
+        else column.remark.startswith(f"unused: {_CONSTANT}")
+        for column in proposed.columns
+    ):
         return None
     if fewest is not None:
         proposed = _tellable(proposed, texts, fewest)
@@ -283,15 +290,15 @@ def propose_columns(
             found.setdefault(name, []).append(every[name])
 
     def column(name: str, texts: Array) -> Column:
-        look = _Look.at(name, texts)
+        look = _Look(name, texts)
         if not look.counts:
             return Column(name)
         if name not in categories:
-            if (plain := _number_or_date(look, texts)) is not None:
+            if (plain := _number_column(look, texts) or _date_column(look, texts)) is not None:
                 return plain
             if len(look.counts) > _MANY_LABELS:
                 return Column(name, "unused", remark=f"unused: {_many(look)}")
-        look = _Look.at(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
+        look = _Look(name, texts, (cell for cell in look.counts if cell.lower() in _NO_LEVEL))
         return Column(
             name, "category", categories=tuple(look.counts), absent=look.absent, remark=look.remark()
         )
@@ -337,16 +344,6 @@ def _all_numbers(file: TableFile, names: list[str]) -> bool:
         )
 
 
-def _is_plain(column: Column) -> bool:
-    """Whether a proposed column is used just as it is, with nothing to tell about it.
-
-    A constant does no harm.
-    """
-    if column.kind != "number":
-        return column.remark.startswith(f"unused: {_CONSTANT}")
-    return not column.absent and not re.search(r"\bleak\b|\babsent\b", column.remark)
-
-
 def _of_texts(
     texts: dict[str, Array],
     label: str | None,
@@ -389,7 +386,7 @@ def _of_texts(
 
 def _texts(table: Any, rows: int) -> dict[str, Array]:
     """The first cells of every column of a file or a table as text, numbers written as 1234.5."""
-    own = Dialect()
+    own = Dialect(decimal=".", thousands="")
     if isinstance(table, TableFile):
         own = table.dialect if table.is_csv else own
         table = table.head(rows)
@@ -397,18 +394,17 @@ def _texts(table: Any, rows: int) -> dict[str, Array]:
         columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
     else:
         columns = {name: column_array(table[name][:rows]) for name in column_names(table)}
-    return {name: _plain(cells, own) for name, cells in columns.items()}
-
-
-def _plain(cells: Any, dialect: Dialect) -> Array:
-    spelled = []
-    codes, distinct = coded_cells(cells)
-    for cell in distinct:
-        text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
-        if dialect.signs != PLAIN and dialect.value(text) is not None:
-            text = dialect.plain(text)
-        spelled.append("" if text == "NaT" else text)
-    return np.array([*spelled, ""], dtype=object)[codes]
+    found = {}
+    for name, cells in columns.items():
+        spelled = []
+        codes, distinct = coded_cells(cells)
+        for cell in distinct:
+            text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
+            if (own.decimal, own.thousands) != PLAIN and own.value(text) is not None:
+                text = own.plain(text)
+            spelled.append("" if text == "NaT" else text)
+        found[name] = np.array([*spelled, ""], dtype=object)[codes]
+    return found
 
 
 def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
@@ -424,42 +420,20 @@ def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
     return tuple(distinct.tolist())
 
 
-@dataclass
 class _Look:
     """What a column holds: its distinct cells that are not missing, sorted, with their counts.
 
     absent: texts that stand for a missing value here, other than the usual ones. signs: around its numbers.
+    there: how many of the rows have a value. rule: for missing values, a flag column if some are missing.
     """
 
-    name: str
-    counts: dict[str, int]
-    rows: int
-    absent: tuple[str, ...] = ()
-    signs: str = ""
-
-    @classmethod
-    def at(cls, name: str, texts: Array, absent: Iterable[str] = (), signs: str = "") -> _Look:
-        words = tuple(sorted(absent))
-        gone, found = MISSING.union(words), Counter(texts.tolist())
-        return cls(
-            name, {text: found[text] for text in sorted(found) if text not in gone}, len(texts), words, signs
-        )
-
-    @property
-    def there(self) -> int:
-        """How many cells are not missing."""
-        return sum(self.counts.values())
-
-    @property
-    def rule(self) -> str:
-        """The rule for missing values: a flag column if some are missing here."""
-        return "flag" if self.there < self.rows else ""
-
-    @property
-    def values(self) -> Array:
-        """The numbers in the cells, in the order of the different ones."""
-        read = [signed_number(text) or (math.nan, "") for text in self.counts]
-        return np.repeat([value for value, _ in read], list(self.counts.values()))
+    def __init__(self, name: str, texts: Array, absent: Iterable[str] = (), signs: str = "") -> None:
+        self.name, self.signs = name, signs
+        self.absent = tuple(sorted(absent))
+        gone, found = MISSING.union(self.absent), Counter(texts.tolist())
+        self.counts = {text: found[text] for text in sorted(found) if text not in gone}
+        self.rows, self.there = len(texts), sum(self.counts.values())
+        self.rule = "flag" if self.there < self.rows else ""
 
     def remark(self, *noticed: str) -> str:
         parts = [*noticed]
@@ -475,15 +449,16 @@ class _Look:
 
 
 def _proposed(name: str, texts: Array, labels: Array) -> Column:
-    look = _Look.at(name, texts)
+    look = _Look(name, texts)
     pairs = set(zip(texts.tolist(), labels.tolist(), strict=True))
     known = {(text, label) for text, label in pairs if text in look.counts and label}
+    values, classes = ({pair[side] for pair in known} for side in (0, 1))
     why = ""
     if not look.counts:
         why = "no values at all"
     elif len(look.counts) == 1 and not _NAMED.intersection(texts.tolist()):
         why = f"{_CONSTANT} {next(iter(look.counts))!r}"
-    elif _is_the_label(known, len(labels)):
+    elif len(known) == len(values) == len(classes) > 1 and _is_the_label(known, len(labels)):
         why = "leak: one value for each label and one label for each value, so it is the label"
     if why:
         return Column(name, "unused", remark=f"unused: {why}")
@@ -494,17 +469,10 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
         return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
     leak = ""
     often = look.there >= max(_FEW, 5 * len(look.counts))
-    if often and len(known) == len(look.counts) and len({label for _, label in known}) > 1:
+    if often and len(known) == len(look.counts) and len(classes) > 1:
         leak = f"a leak? Each of its {len(look.counts)} values goes with one label only"
-    return _number_or_date(look, texts, leak) or _text_column(look, texts, leak)
-
-
-def _number_or_date(look: _Look, texts: Array, leak: str = "") -> Column | None:
-    """The column as numbers or dates; None where it is neither."""
-    if (numbers := _as_numbers(look, texts)) is not None:
-        return _number_column(numbers, leak)
-    dates = _as_dates(look, texts)
-    return None if dates is None else _date_column(*dates)
+    numbers = _number_column(look, texts, leak)
+    return numbers or _date_column(look, texts) or _text_column(look, texts, leak)
 
 
 def _text_column(look: _Look, texts: Array, leak: str) -> Column:
@@ -519,7 +487,9 @@ def _text_column(look: _Look, texts: Array, leak: str) -> Column:
     # A word such as None or NA is a value of its own among others; where nothing stands, it is missing.
     named = {text: count for text, count in Counter(texts.tolist()).items() if text in _NAMED}
     if named:
-        look = _Look(look.name, dict(sorted({**look.counts, **named}.items())), look.rows)
+        look.counts = dict(sorted({**look.counts, **named}.items()))
+        look.there += sum(named.values())
+        look.rule = "flag" if look.there < look.rows else ""
     noticed = f"{', '.join(map(repr, sorted(named)))} taken for a category" if named else ""
     if len(look.counts) > 2 and all(map(_date_like, look.counts)):
         noticed = "dates, but not all of one known form; write them as 2024-01-31 if they are to be dates"
@@ -550,7 +520,7 @@ def _is_identifier(look: _Look) -> bool:
     if _IDENTIFIER.search(look.name) and len(look.counts) >= max(_FEW, look.there // 10):
         return True  # it may repeat: a patient has several rows
     if whole:
-        return numbers_the_rows(look.values)
+        return numbers_the_rows(np.repeat(numbers, [*look.counts.values()]))  # type: ignore[arg-type]
     if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.counts):
         return False  # numbers in a form, or with a unit, that is not known
     nearly_unique = look.there >= _FEW and len(look.counts) >= _NEARLY * look.there
@@ -574,7 +544,7 @@ def _date_like(text: str) -> bool:
     return bool(re.search(r"(?<!\d)(19|20)\d\d(?!\d)", text)) and len(text) > 5
 
 
-def _as_numbers(look: _Look, texts: Array) -> _Look | None:
+def _number_column(look: _Look, texts: Array, leak: str = "") -> Column | None:
     """The column as numbers: with signs around them, and with words or sentinels that mean missing."""
     read = {cell: found for cell in look.counts if (found := signed_number(cell)) is not None}
     others = look.counts.keys() - read.keys()
@@ -585,13 +555,32 @@ def _as_numbers(look: _Look, texts: Array) -> _Look | None:
         return None  # 97 % and 0.97 in one column cannot be told apart
     if len(used.intersection(MONEY)) > 1:
         return None
-    if not _few_strangers(look, others) or 2 * sum(look.counts[cell] for cell in read) < look.there:
+    if others and not _few_strangers(look, others):
+        return None
+    if 2 * sum(look.counts[cell] for cell in read) < look.there:
         return None
     counts: Counter[float] = Counter()
     for cell, (value, _) in read.items():
         counts[value] += look.counts[cell]
-    absent = {*others, *_sentinels(counts)}
-    return _Look.at(look.name, texts, absent, "".join(sign for sign in SIGNS if sign in used))
+    # A number such as -99 or -999 stands for a missing one: it repeats, and no other is below zero.
+    below = [value for value in counts if value < 0]
+    if len(below) == 1 and counts[below[0]] > 1 and len(counts) > 2:
+        others |= {text for text in [f"{below[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", text)}
+    look = _Look(look.name, texts, others, "".join(sign for sign in SIGNS if sign in used))
+    values = np.repeat([read[cell][0] for cell in look.counts], [*look.counts.values()])
+    few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
+    codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
+    remark = look.remark(codes, _far(values), leak)
+    reference, scale = rounded_place(values)
+    return Column(
+        look.name,
+        missing=look.rule,
+        reference=reference,
+        scale=scale,
+        absent=look.absent,
+        signs=look.signs,
+        remark=remark,
+    )
 
 
 def _few_strangers(look: _Look, others: Collection[str]) -> bool:
@@ -604,19 +593,8 @@ def _few_strangers(look: _Look, others: Collection[str]) -> bool:
     return len(strange) <= _WORDS and sum(look.counts[cell] for cell in strange) <= (1 - share) * look.there
 
 
-def _sentinels(counts: Mapping[float, int]) -> list[str]:
-    """A number such as -99 or -999 that stands for a missing one: it repeats, and no other is below zero."""
-    found = [value for value in counts if value < 0]
-    if len(found) != 1 or counts[found[0]] < 2 or len(counts) < 3:
-        return []
-    return [f"{found[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", f"{found[0]:g}") else []
-
-
 def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:
-    """Whether each value goes with one label and each label with one value, too often to be chance."""
-    values, classes = ({pair[side] for pair in pairs} for side in (0, 1))
-    if not len(pairs) == len(values) == len(classes) > 1:
-        return False
+    """Whether values and labels that go together one by one do so too often for it to be chance."""
     if 2 * len(pairs) <= rows >= _WORDS:
         return True
     # Numbers that hardly repeat go with each other by chance: is the one the other in another unit?
@@ -629,16 +607,6 @@ def _numbers(texts: Collection[str]) -> list[float] | None:
     if any(map(_CODE.match, texts)) or not all(map(NUMBER.fullmatch, texts)):
         return None
     return [float(text) for text in texts]
-
-
-def _number_column(look: _Look, leak: str) -> Column:
-    values = look.values
-    few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
-    codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
-    remark = look.remark(codes, _far(values), leak)
-    column = Column(look.name, missing=look.rule, absent=look.absent, signs=look.signs, remark=remark)
-    reference, scale = rounded_place(values)
-    return replace(column, reference=reference, scale=scale)
 
 
 def _far(values: Array) -> str:
@@ -668,8 +636,8 @@ def rounded_place(values: Array) -> tuple[float, float]:
     return float(f"{round(float(middle) / step) * step:.12g}"), scale
 
 
-def _as_dates(look: _Look, texts: Array) -> tuple[_Look, str | None, bool] | None:
-    """The column as dates, its format, and whether another one fits as well."""
+def _date_column(look: _Look, texts: Array) -> Column | None:
+    """The column as dates, of which a few may be words; None where they are of no one format."""
     absent = {cell for cell in look.counts if cell.lower() in _ABSENT or _NO_DAY.fullmatch(cell)}
     there = [cell for cell in look.counts if cell not in absent]
     fitting = _date_format(there) if there else None
@@ -679,7 +647,7 @@ def _as_dates(look: _Look, texts: Array) -> tuple[_Look, str | None, bool] | Non
         others = set(there) - set(most)
         if most and len(most) > len(others) and _few_strangers(look, others):
             absent, fitting = absent | others, _date_format(most)
-    return None if fitting is None else (_Look.at(look.name, texts, absent), *fitting)
+    return None if fitting is None else _dates(_Look(look.name, texts, absent), *fitting)
 
 
 def _as_days(look: _Look) -> Column | None:
@@ -688,7 +656,7 @@ def _as_days(look: _Look) -> Column | None:
         return None
     for format_ in ("%Y%m%d", "%Y%m%d%H%M%S"):
         if all(moment_in(text, format_) for text in look.counts):
-            return _date_column(look, format_, False)
+            return _dates(look, format_, False)
     return None
 
 
@@ -698,7 +666,7 @@ def _date_format(texts: Sequence[str]) -> tuple[str | None, bool] | None:
     return (fitting[0], len(fitting) > 1) if fitting else None
 
 
-def _date_column(look: _Look, format_: str | None, ambiguous: bool) -> Column:
+def _dates(look: _Look, format_: str | None, ambiguous: bool) -> Column:
     years = sorted(moment.year for text in look.counts if (moment := moment_in(text, format_)))
     start = date(years[len(years) // 2], 1, 1)
     remark = f"looks like a date, {format_ or 'ISO 8601'}"

@@ -89,6 +89,7 @@ class Column:
     absent:     what else stands for a missing number or date in this column, such as "?" or "-999".
     signs:      what may stand around a number and is left out: some of `SIGNS`. With %, every number has one.
     remark:     for people; in the file a comment.
+    width:      how many features the column becomes. sentinels: the numbers that stand for a missing one.
     """
 
     name: str
@@ -105,6 +106,8 @@ class Column:
     absent: tuple[str, ...] = ()
     signs: str = ""
     remark: str = field(default="", compare=False)
+    width: int = field(init=False, repr=False, compare=False)
+    sentinels: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in RULES:
@@ -121,6 +124,11 @@ class Column:
             object.__setattr__(self, name, plain(getattr(self, name)))
         for problem in self._problems():
             raise DataError(f"column '{self.name}': {problem}")
+        widths = {"number": 1, "date": 1, "category": len(self.categories) + 1, "text": self.buckets}
+        width = widths.get(self.kind, 0) if self.backbone is None else self.backbone.width
+        object.__setattr__(self, "width", width + (self.missing == "flag"))
+        numbers = [float(text) for text in self.absent if self.kind == "number" and NUMBER.fullmatch(text)]
+        object.__setattr__(self, "sentinels", tuple(numbers))
 
     def _problems(self) -> Iterable[str]:
         if self.missing not in (*RULES[self.kind], *self.categories):
@@ -148,11 +156,6 @@ class Column:
         if type(self.buckets) is not int or self.buckets < 1:
             yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
 
-    @cached_property
-    def sentinels(self) -> list[float]:
-        """The numbers that stand for a missing one."""
-        return [float(text) for text in self.absent if self.kind == "number" and NUMBER.fullmatch(text)]
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
@@ -162,10 +165,7 @@ class Column:
         if self.kind == "category":
             known = tuple(f"{self.name}={category}" for category in self.categories)
             return (*known, f"{self.name}=(other)", *flag)
-        if self.kind == "text":
-            width = self.buckets if self.backbone is None else self.backbone.width
-            return tuple(f"{self.name}#{number}" for number in range(width))
-        return ()
+        return tuple(f"{self.name}#{number}" for number in range(self.width))
 
     def day(self, number: float) -> str | None:
         """The date that a number of a date column means; None for NaN."""
@@ -261,6 +261,10 @@ class Schema:
     weight:  the column that says how much a row counts in training, a number of at least 0.
     task:    "regression" where the labels are numbers to predict; None where they are classes, or may be.
     labels:  the columns of several labels a row, each 0 or 1, instead of one label.
+
+    used: the columns that become features. width: how many features a row has once it is encoded.
+    label_columns: the label column, or the columns of several labels. class_array: the classes as an array in
+    the type of the labels; None where none are declared.
     """
 
     columns: tuple[Column, ...] = ()
@@ -271,6 +275,10 @@ class Schema:
     weight: str | None = None
     task: Task | None = None
     labels: tuple[str, ...] = ()
+    used: tuple[Column, ...] = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
+    label_columns: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    class_array: Array | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -283,35 +291,27 @@ class Schema:
             check_choice("task", self.task, TASKS)
         if self.classes and self.task == "regression":
             raise DataError("a schema has classes, or task = 'regression'; leave out one of them.")
-        if self.classes:
-            object.__setattr__(self, "classes", tuple(class_list(self.classes).tolist()))
+        known = class_list(self.classes) if self.classes else None
+        object.__setattr__(self, "class_array", known)
+        object.__setattr__(self, "classes", () if known is None else tuple(known.tolist()))
         if bool(self.columns) == (self.extractor is not None):
             raise DataError("a schema describes the columns of a table, or the features of images.")
+        label_columns = self.labels or (() if self.label is None else (self.label,))
+        object.__setattr__(self, "label_columns", label_columns)
         names = [column.name for column in self.columns] + [
-            name for name in (self.label, *self.labels, self.client, self.weight) if name
+            name for name in (*label_columns, self.client, self.weight) if name
         ]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(
                 f"the schema names {', '.join(map(repr, twice))} more than once; a name says one thing."
             )
-        if self.columns and not self.used:
+        used = tuple(column for column in self.columns if column.kind not in LEFT_OUT)
+        if self.columns and not used:
             raise DataError("the schema uses no column: all are of the kind 'unused' or 'identifier'.")
-
-    @cached_property
-    def used(self) -> tuple[Column, ...]:
-        """The columns that become features."""
-        return tuple(column for column in self.columns if column.kind not in LEFT_OUT)
-
-    @property
-    def label_columns(self) -> tuple[str, ...]:
-        """The label column, or the columns of several labels."""
-        return self.labels or (() if self.label is None else (self.label,))
-
-    @property
-    def identifiers(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
-        return tuple(column.name for column in self.columns if column.kind == "identifier")
+        width = sum(column.width for column in used) if self.extractor is None else self.extractor.width
+        object.__setattr__(self, "used", used)
+        object.__setattr__(self, "width", width)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -321,9 +321,9 @@ class Schema:
         return tuple(name for column in self.used for name in column.names)
 
     @property
-    def width(self) -> int:
-        """How many features a row has once it is encoded."""
-        return self.extractor.width if self.extractor is not None else len(self.names)
+    def identifiers(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        return tuple(column.name for column in self.columns if column.kind == "identifier")
 
     @property
     def backbones(self) -> dict[str, Extractor]:
@@ -363,18 +363,13 @@ class Schema:
         labels = () if {*labels} & {*names} else labels
         return cls(columns, None if label in names else label, known, task=task, labels=labels)
 
-    @cached_property
-    def class_array(self) -> Array | None:
-        """The declared classes as an array in the type of the labels; None where there are none."""
-        return class_list(self.classes) if self.classes else None
-
     def places(self, *kinds: str) -> list[tuple[int, Column]]:
         """The position of the first feature of every column of these kinds."""
         found, place = [], 0
         for column in self.used:
             if column.kind in kinds:
                 found.append((place, column))
-            place += len(column.names)
+            place += column.width
         return found
 
     # -- agreement ---------------------------------------------------------------------------------

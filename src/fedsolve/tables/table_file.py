@@ -208,7 +208,7 @@ class TableFile:
         if not self.is_csv or "auto" not in (self._given.decimal, self._given.thousands):
             return self._given
         found, width = self._given.found(self._start, self._delimiter), len(self.names)
-        (point, groups), source = found.signs, self._source.name
+        point, groups, source = found.decimal, found.thousands, self._source.name
         told = [f"{self._delimiter!r} between cells"] * (self._delimiter not in ",\t")
         told += [f"{point!r} before fractions"] * (point != ".") + [f"{groups!r} between thousands"] * bool(
             groups
@@ -257,8 +257,8 @@ class TableFile:
         try:
             return self.cells(places, places, self.names, rows=rows)
         except Unreadable as problem:
-            self.faults().check()
-            raise damaged(self.path, "a csv file", problem) from problem
+            faults = self.faults()
+            raise faults.error() if faults.found else damaged(self.path, "a csv file", problem) from problem
 
     def cells(
         self,
@@ -288,7 +288,7 @@ class TableFile:
         spelled = [
             name
             for name in numbers
-            if not typed or dialect.signs[1] or name in kept or wanted[name].absent or wanted[name].signs
+            if not typed or dialect.thousands or name in kept or wanted[name].absent or wanted[name].signs
         ]
         kinds = {str(places[name]): arrow.string() if name in kept else coded for name in wanted}
         kinds |= {str(places[name]): arrow.float64() for name in numbers if name not in spelled}
@@ -310,7 +310,7 @@ class TableFile:
                 include_columns=list(kinds),
                 null_values=sorted(MISSING),
                 strings_can_be_null=False,
-                decimal_point=dialect.signs[0],
+                decimal_point=dialect.decimal,
             ),
         )
         try:
@@ -326,7 +326,9 @@ class TableFile:
         except (arrow.ArrowException, OSError, UnicodeDecodeError, LookupError) as problem:
             raise Unreadable(str(problem)) from problem
         table = table.rename_columns(list(wanted))
-        for name in [name for name in spelled if dialect.signs != PLAIN and name not in kept]:
+        if (dialect.decimal, dialect.thousands) == PLAIN:
+            return table
+        for name in [name for name in spelled if name not in kept]:
             cells, absent = table.column(name).unify_dictionaries().combine_chunks(), wanted[name].absent
             plain = [
                 cell if cell.strip() in absent else dialect.plain(cell)
@@ -417,14 +419,15 @@ def _file_table(
             found[what] = encode(Schema((column,)), cells, extra="ignore", faults=faults)[:, 0]
         kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
-        if weights is not None:
+        if weights is not None and np.any(weights < 0):
             too_small = "{}: {:g} is too small; a weight is at least 0"
             faults.add(
                 str(schema.weight),
                 np.flatnonzero(weights < 0).tolist(),
                 lambda row: too_small.format(faults.where(row), weights[row]),
             )
-        faults.check()
+        if faults.found:
+            raise faults.error()
         if several:
             labels = np.column_stack([_flags(flags[name], name) for name in several])
         elif labels is not None and labels.dtype.kind not in "iufb":
@@ -451,12 +454,15 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     """A column without missing cells; spelled like categories if a schema describes it, else as it is."""
     values = np.asarray(cells.column(name).to_numpy())
     if not described and values.dtype.kind in "iufb":
-        faults.empty(name, np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else ())
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            faults.empty(name, np.flatnonzero(np.isnan(values)))
         return values
     spell = category_text if described else lambda value: str(value).strip()
     known = {value: "" if value is None else spell(value) for value in dict.fromkeys(values.tolist())}
     texts = np.array([known[value] for value in values.tolist()], dtype=str)
-    faults.empty(name, np.flatnonzero(np.isin(texts, [text for text in known.values() if is_empty(text)])))
+    empty = [text for text in known.values() if is_empty(text)]
+    if empty:
+        faults.empty(name, np.flatnonzero(np.isin(texts, empty)))
     return texts
 
 

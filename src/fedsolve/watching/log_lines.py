@@ -16,8 +16,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ Style = Literal["text", "json"]
 MOST = 16 << 20
 """A log of more bytes than this is copied to NAME.1, replacing an earlier copy, and emptied."""
 
-_ENVIRONMENT = "FEDSOLVE_PROCESS_LOG"
+_ENVIRONMENT = "FEDSOLVE_PROCESSLOG"
 _HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \S+ [A-Z]+ ")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
 
@@ -135,19 +134,15 @@ class _Stray(io.TextIOBase):
 
 # -- the lines of a command ------------------------------------------------------------------------
 
-_LOG = logging.getLogger("fedsolve")
+LOG = logging.getLogger("fedsolve")
 
 
-@contextmanager
-def logging_lines() -> Iterator[None]:
-    """A block in which a command may start a log; the log ends with the block."""
-    try:
-        yield
-    finally:
-        for handler in [each for each in _LOG.handlers if isinstance(each.formatter, LineFormat)]:
-            _LOG.removeHandler(handler)
-            handler.close()
-        _LOG.propagate = True
+def end_lines() -> None:
+    """End the log that a command began."""
+    for handler in [each for each in LOG.handlers if isinstance(each.formatter, LineFormat)]:
+        LOG.removeHandler(handler)
+        handler.close()
+    LOG.propagate = True
 
 
 def begin_lines(process: str, style: Style) -> None:
@@ -166,14 +161,14 @@ def keep_lines(path: Path, process: str, style: Style) -> None:
 
 
 def _add(handler: logging.Handler) -> None:
-    _LOG.addHandler(handler)
-    _LOG.setLevel(logging.INFO)
-    _LOG.propagate = False
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
 
 
 def say(text: str, level: str = "info", /, *, shown: bool = True, **fields: Any) -> None:
     """A line on stderr, in the style of the log where one was begun; also in its file."""
-    if _LOG.handlers:
-        _LOG.log(getattr(logging, level.upper()), "%s", text, extra={"fields": fields, "shown": shown})
-    if shown and not any(type(each) is logging.StreamHandler for each in _LOG.handlers):
+    if LOG.handlers:
+        LOG.log(getattr(logging, level.upper()), "%s", text, extra={"fields": fields, "shown": shown})
+    if shown and not any(type(each) is logging.StreamHandler for each in LOG.handlers):
         print(text if level == "info" else f"{level}: {text}", file=sys.stderr)

@@ -15,22 +15,16 @@ from fedsolve.data.datasets.dataset import Dataset, Known, Split, data_root, unk
 from fedsolve.errors import DataError
 from fedsolve.tables.table_file import SUFFIXES
 
-__all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
+__all__ = ["Dataset", "Known", "Split", "datasets", "load_dataset"]
 
 _FAMILIES = (published, folder, tabular, huggingface)
+ADDRESSES = {(known.scheme, ":" in known.name) for family in _FAMILIES for known in family.KNOWN}
+"""Schemes of addresses, and whether something follows them."""
 
 
 def datasets() -> list[Known]:
     """All kinds of datasets, with the files they need and where to get them."""
     return [known for family in _FAMILIES for known in family.KNOWN]
-
-
-def is_address(text: str) -> bool:
-    """Whether a text is the address of a dataset, not the path of a file."""
-    address = Address.parse(text)
-    return any(
-        address.scheme == known.scheme and (bool(address.rest) == (":" in known.name)) for known in datasets()
-    )
 
 
 def load_dataset(address: str, root: str | os.PathLike[str] | None = None) -> Dataset:
