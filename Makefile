@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Tests run in three processes for two cores, since some wait for servers and sites; one BLAS and one torch thread
+# each: two threads on busy cores are slower than one. A module's tests stay together, with what it sets up.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .PHONY: demo test test-fast test-lowest test-pythons release check browser bench bench-scale bench-gpu docs clean help
 

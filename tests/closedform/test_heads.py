@@ -109,6 +109,7 @@ def test_afl_grows_by_a_column_exactly(before_and_after, intercept):
     assert len(total.cohort) == 8
 
 
+@pytest.mark.slow
 def test_softmax_goes_on_to_the_joint_optimum(before_and_after, digits):
     old, new, everybody = before_and_after
     method = fs.Softmax(ridge=1.0, tolerance=1e-9, curvature="exact")

@@ -132,6 +132,7 @@ def test_an_evaluation_is_scikit_learns_label_by_label():
     assert model.staged_score(X, Y)[-1] == model.score(X, Y)
 
 
+@pytest.mark.slow
 def test_auto_chooses_among_the_closed_forms():
     model = fs.Auto(methods="afl,softmax,kernelafl").fit(federate(), calibrate=True)
     assert {one.method for one in model.tried} == {"afl", "kernelafl"}
@@ -207,6 +208,7 @@ def test_the_command_trains_evaluates_and_predicts(tables, tmp_path):
         assert said in result.stderr
 
 
+@pytest.mark.slow
 def test_groups_importance_and_a_page_are_label_by_label(tables, tmp_path):
     train, test = tables
     model, page = tmp_path / "model.safetensors", tmp_path / "page.html"

@@ -176,7 +176,7 @@ def test_workers_compute_on_their_device_and_reserve_the_gpus_of_the_cluster(clu
     given = (features, np.argmax(features[:, :3], axis=1), np.arange(600) % 6)
     found = []
     for device in (None, "cpu", "torch:cpu"):
-        with fs.RayFederation.from_arrays(*given, workers=2, device=device) as federation:
+        with fs.RayFederation.from_arrays(*given, workers=1, device=device) as federation:
             assert ray.available_resources()["GPU"] == 1.0
             found.append(fs.AFL(ridge=0.1).fit(federation))
     assert difference(found[0], found[1]) == 0.0

@@ -409,6 +409,7 @@ def test_efficientnet_agrees_with_torch(cache: Path) -> None:
     np.testing.assert_array_equal(batch, np.ones((1, 3, 224, 224), dtype=np.float32))
 
 
+@pytest.mark.slow
 def test_efficientnet_is_exported_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = (cache / "backbones").iterdir()
     before = file.stat().st_mtime_ns

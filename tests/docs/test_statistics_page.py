@@ -54,6 +54,7 @@ def test_the_questions_over_a_network_are_answered(tmp_path: Path, monkeypatch: 
         assert table in said, said[-3000:]
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_commands() -> None:
     for line in (*models(), *grid()):
         assert line in PAGE.splitlines(), line

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.command import fedsolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 
@@ -39,26 +38,21 @@ def make_images(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_command_of_the_tutorial_runs(tmp_path: Path) -> None:
+def test_every_command_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_images(tmp_path / "images")
     (toml,) = blocks("toml")
     (tmp_path / "mine.toml").write_text(toml)
-    environment = {**os.environ, "FEDSOLVE_STORE": str(tmp_path / "store"), "COLUMNS": "100"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSOLVE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "100")
     commands = [line for block in blocks("sh") for line in block.splitlines()]
     assert len(commands) == 9
     printed = []
     for command in commands:
-        words = shlex.split(command)
-        assert words[0] == "fedsolve"
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        program, *words = shlex.split(command)
+        assert program == "fedsolve"
+        done = fedsolve(*words)
+        assert done.exit_code == 0, f"{command}\n{done.output}"
         printed.append(done.stdout)
     accuracies = [re.search(r"([\d.]+ %) on 60 test rows", text) for text in printed[1:3]]
     assert accuracies[0] is not None

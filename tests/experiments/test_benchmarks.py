@@ -275,6 +275,7 @@ def test_a_file_that_is_not_npz_is_a_usage_error(tmp_path: Path) -> None:
     assert "np.savez" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_round_is_timed_beside_plain_loops() -> None:
     pytest.importorskip("torch")
     from benchmarks import speed

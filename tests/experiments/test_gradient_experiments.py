@@ -119,6 +119,7 @@ def test_flfa_is_a_method_of_its_own(tmp_path: Path) -> None:
     assert any(metrics.get("feedback") for metrics in seen)
 
 
+@pytest.mark.slow
 def test_a_cell_holds_what_the_run_measured(run: Any) -> None:
     owners = fs.partition.dirichlet(ROWS.y_train, 4, 0.5, seed=1)
     federation = fs.LocalFederation.from_arrays(ROWS.x_train, ROWS.y_train, owners, clients=4, workers=1)

@@ -124,6 +124,6 @@ def test_the_time_that_followers_take_is_counted():
             time.sleep(0.02)
             return {}
 
-    others = Followers([Slow(), Heard()])
+    others, began = Followers([Slow(), Heard()]), time.perf_counter()
     fs.AFL(ridge=1.0).fit(federation(), follow=others)
-    assert 0.04 <= others.seconds < 1.0
+    assert 0.04 <= others.seconds <= time.perf_counter() - began

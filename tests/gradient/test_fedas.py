@@ -89,8 +89,8 @@ def plain_head(net: Any) -> dict[str, Any]:
     "parameters",
     [
         {},
-        {"alignment_epochs": 2, "alignment_rate": 0.1},
-        {"fisher": False},
+        pytest.param({"alignment_epochs": 2, "alignment_rate": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"fisher": False}, marks=pytest.mark.slow),
         {"fisher": False, "weighting": "uniform", "alignment_epochs": 0},
     ],
 )

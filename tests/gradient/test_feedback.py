@@ -651,6 +651,7 @@ def test_lower_precision_under_autocast():
         assert all(map(torch.equal, one(), expected))
 
 
+@pytest.mark.slow
 def test_importable_without_torch():
     modules = "fedsolve.gradient.feedback, fedsolve.gradient.alignment"
     code = f"import scipy.stats, sys; sys.modules['torch'] = None; import {modules}"

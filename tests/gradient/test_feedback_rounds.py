@@ -58,6 +58,7 @@ def test_in_the_first_layer_it_changes_nothing(kind: Any) -> None:
     assert same_bits(found, hosted(kind, None).fit(small()).weights)
 
 
+@pytest.mark.slow
 @each
 def test_in_a_later_layer_it_changes_the_layers_before(kind: Any) -> None:
     """The layer itself and those behind it see it only from the next step on."""

@@ -507,7 +507,7 @@ def test_moon_with_a_low_temperature_stays_finite(problem):
     ("kind", "rate"),
     [*itertools.product(["linear", "mlp:8", "module"], [0.0, 1e-9]), ("normalised", 0.0)],
 )
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("adaptive", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fedsol_does_not_perturb_by_rounding_noise(kind, rate, adaptive, problem):
     """Where nothing moves, or hardly, every step is FedAvg's and weights are back after the second pass.
 

@@ -35,6 +35,7 @@ class Scaled(nn.Module):
         return self.classifier(inputs * self.scale + self.offset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTS, ids=lambda kind: kind.key)
 def test_a_weight_without_axes_trains_like_one_with_an_axis(kind: Any, tmp_path: Any) -> None:
     features, labels = rows()

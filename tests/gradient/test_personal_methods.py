@@ -535,7 +535,7 @@ def test_wrong_parameters_are_named(kind: Any, wrong: dict[str, Any]) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("name", ["linear", "mlp:5"])
+@pytest.mark.parametrize("name", ["mlp:5", pytest.param("linear", marks=pytest.mark.slow)])
 def test_a_stack_is_its_clients_one_by_one(kind: str, name: str) -> None:
     fed = small()
     stacked = one_of(kind, name)
@@ -547,7 +547,7 @@ def test_a_stack_is_its_clients_one_by_one(kind: str, name: str) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("name", ["mlp:5", "module"])
+@pytest.mark.parametrize("name", ["module", pytest.param("mlp:5", marks=pytest.mark.slow)])
 def test_a_resumed_run_personalises_alike(kind: str, name: str, tmp_path: Any) -> None:
     method = one_of(kind, name, participation=0.5, rounds=6)
     expected = method.fit(fed := small())
@@ -568,7 +568,7 @@ def test_a_resumed_run_personalises_alike(kind: str, name: str, tmp_path: Any) -
 
 
 @each_kind
-@pytest.mark.parametrize("name", ["mlp:5", "module"])
+@pytest.mark.parametrize("name", ["mlp:5", pytest.param("module", marks=pytest.mark.slow)])
 def test_a_request_sent_again_is_answered_alike(kind: str, name: str) -> None:
     method, fed = one_of(kind, name), small()
     run = method.start(fed.describe())
@@ -662,7 +662,7 @@ def normalised() -> Any:
 
 
 @each_kind
-@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("buffers", ["average", pytest.param("local", marks=pytest.mark.slow)])
 def test_networks_with_running_statistics(kind: str, buffers: Any) -> None:
     fed = small()
     method = replace(one_of(kind, buffers=buffers), network=normalised())

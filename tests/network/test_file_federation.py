@@ -274,7 +274,7 @@ def test_a_site_that_does_not_fit_may_describe_itself_anew(world, tmp_path):
     ("name", "setups", "before"),
     [
         ("afl", 1, 1),
-        ("deepafl", 1, 4),
+        pytest.param("deepafl", 1, 4, marks=pytest.mark.slow),
         pytest.param("softmax", 2, 1, marks=pytest.mark.slow),
     ],
 )

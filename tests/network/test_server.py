@@ -21,6 +21,8 @@ from fedsolve.network.answering import Answerer
 from fedsolve.network.gate_link import begin_log, last_line, serving, site_names
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
+from tests import command
+from tests.command import refused
 from tests.network.security.processes import QUIET, free_port, running
 
 from .conftest import Nodes
@@ -294,20 +296,15 @@ def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeyp
         (("server", "--config", "absent.toml"), 4, "cannot read absent.toml"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(words, code, message, tmp_path):
-    done = subprocess.run(
-        fedsolve(*words), capture_output=True, cwd=tmp_path, check=False, env=os.environ | QUIET
-    )
-    assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr.decode()
+def test_mistakes_are_told_before_anything_starts(words, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(command.fedsolve(*words), code, message)
 
 
 def test_unknown_entries_of_a_configuration_are_refused(tmp_path):
     (tmp_path / "f.toml").write_text("[server]\nclinets = 2\n")
-    done = subprocess.run(
-        fedsolve("server", "--config", "f.toml"), capture_output=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 2
-    assert "unknown entry 'clinets'. Did you mean 'clients'?" in done.stderr.decode()
+    done = command.fedsolve("server", "--config", tmp_path / "f.toml")
+    refused(done, 2, "unknown entry 'clinets'. Did you mean 'clients'?")
 
 
 def test_a_log_of_an_earlier_process_is_not_quoted(tmp_path):

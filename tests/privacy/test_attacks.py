@@ -28,7 +28,7 @@ from fedsolve.tables.schema import Column, Schema
 
 from .setups import take_census
 
-SITES = pytest.mark.parametrize("sites", [3, 4, 6])
+SITES = pytest.mark.parametrize("sites", [3, 4, pytest.param(6, marks=pytest.mark.slow)])
 ROWS = 600
 
 

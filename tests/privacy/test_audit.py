@@ -35,6 +35,7 @@ def exact_counts(release, term):
     return Term({n: (exact if n == "rows" else noised).arrays[n] for n in exact.arrays}, {}, exact.symmetric)
 
 
+@pytest.mark.slow
 def test_few_rows_are_found_and_noise_hides_them():
     data, spec = site(150, 60)
     found = audit(data, spec, fs.AFL(), fs.Private("afl", epsilon=1.0), sites=1)

@@ -48,7 +48,7 @@ METHODS: dict[str, Callable[[], Method[Any]]] = {
     "apfl": lambda: fs.APFL(activation="tanh", width=64),
     **{
         f"deepafl-{plan}": lambda plan=plan: fs.DeepAFL(  # type: ignore[misc]
-            layers=5, width=64, ridge=1.0, residual_ridge=0.01, exchange=plan
+            layers=2, width=64, ridge=1.0, residual_ridge=0.01, exchange=plan
         )
         for plan in ("lean", "single", "textbook")
     },

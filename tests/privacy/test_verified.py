@@ -438,7 +438,7 @@ def test_described_tables_are_checked() -> None:
 
 @pytest.mark.slow
 def test_a_checked_run_resumes_from_its_folders(tmp_path: Path) -> None:
-    method = fs.Recipe(fs.DeepAFL(layers=3, width=16), calibrate=True)
+    method = fs.Recipe(fs.DeepAFL(layers=2, width=16), calibrate=True)
     whole = method.fit(federation(4)).decision_function(rows()[0])
     done = -1
     while True:
