@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
+
+Parts = Callable[[Callable[[slice], None], slice, int], None]
+"""Calls a function for every part of a span; they have this length, the last may be shorter."""
 
 
 @cache
@@ -46,9 +49,34 @@ def run_beside(work: Callable[[], T]) -> Future[T]:
     return found
 
 
+@contextmanager
+def in_parts() -> Iterator[Parts]:
+    """Within this context: what calls a function for parts of a span, as many at a time as BLAS has threads.
+
+    Each part has one thread of BLAS: those that share a product spin while they wait for each other, which on
+    busy cores takes longer than the product. Lengths are the caller's, so no number depends on the cores.
+    """
+    threads = _thread_count()
+    with blas_threads(1 if threads > 1 else None), ThreadPoolExecutor(threads) as pool:
+
+        def each(work: Callable[[slice], None], span: slice, length: int) -> None:
+            starts = range(span.start, span.stop, length)
+            parts = [slice(start, min(start + length, span.stop)) for start in starts]
+            for _ in map(work, parts) if min(threads, len(parts)) < 2 else pool.map(work, parts):
+                pass
+
+        yield each
+
+
+def _thread_count() -> int:
+    """How many threads BLAS may use here and now."""
+    libraries = _controller().select(user_api="blas").lib_controllers
+    return max(int(library.num_threads) for library in libraries)
+
+
 def several_threads() -> bool:
     """Whether BLAS may use more than one thread here and now."""
-    return any(library.num_threads > 1 for library in _controller().select(user_api="blas").lib_controllers)
+    return _thread_count() > 1
 
 
 def usable_cores() -> int:

@@ -21,6 +21,7 @@ from fedsolve.closedform.rbf import LandmarkFactors, LandmarkKernel, check_memor
 from fedsolve.errors import TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.privacy.census import OFF
+from fedsolve.threads import blas_threads
 from tests.conftest import Dataset
 from tests.oracle import relative_difference
 
@@ -208,6 +209,17 @@ def test_both_factors_live_in_one_square():
     assert relative_difference(outer @ (root @ factors.weights(some)), some) <= 1e-8
     assert relative_difference(root.T @ factors.to_features(some), some) <= 1e-8
     assert relative_difference(outer.T @ factors.outer(some), some) <= 1e-8
+
+
+def test_factors_do_not_depend_on_the_number_of_threads():
+    rng = np.random.default_rng(0)
+    points, some = rng.standard_normal((1100, 12)), rng.standard_normal((1100, 3))
+    found = []
+    for threads in (1, 2):
+        with blas_threads(threads):
+            factors = LandmarkFactors(LandmarkKernel(points, 24.0), 0.5, 9000.0)
+            found.append([factors.weights(some), factors.outer(factors.to_features(some))])
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("solver", ["direct", "steps"])

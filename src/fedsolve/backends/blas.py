@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cholesky, cython_blas, cython_lapack, solve_triangular
+from scipy.linalg import LinAlgError, cho_factor, cholesky, cython_blas, cython_lapack
 
 from fedsolve.arrays import Array
+from fedsolve.threads import Parts, in_parts
 
 LARGE = 8192
 BLOCK = 1024
+PART = 512
+"""Rows or columns of a block that one thread computes at a time."""
 
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -39,6 +43,7 @@ _REALS = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32): ("
 _SYRK = {dtype: _routine(f"{letter}syrk", 10) for dtype, (letter, _) in _REALS.items()}
 _GEMM = {dtype: _routine(f"{letter}gemm", 13) for dtype, (letter, _) in _REALS.items()}
 _POTRF = _routine("dpotrf", 5, cython_lapack)
+_TRTRS = _routine("dtrtrs", 10, cython_lapack)
 
 
 def _call(routine: Callable[..., Any], dtype: np.dtype[Any], *arguments: Any) -> None:
@@ -113,34 +118,55 @@ def triangle(system: Array) -> Array | None:
 
 def triangle_solve(lower: Array, right: Array, transposed: bool = False) -> Array:
     """The solution of L x = right, or of Lᵀ x = right."""
-    turned = "T" if transposed else "N"
-    return np.asarray(solve_triangular(lower, right, lower=True, trans=turned, check_finite=False))
+    found, width = np.array(right, dtype=np.float64, order="F"), len(lower)
+    if lower.shape != (width, width) or len(found) != width or lower.dtype != found.dtype:
+        raise ValueError(f"shapes or types do not fit: {lower.shape} {lower.dtype}, {right.shape}")
+    if not (by_columns := lower.flags.f_contiguous):
+        lower = np.ascontiguousarray(lower)  # for Fortran an upper triangle, its transpose
+    kind, turned = (b"L" if by_columns else b"U"), (b"T" if by_columns == transposed else b"N")
+    sizes, failed = (width, found.shape[1]), np.zeros(1, dtype=np.intc)
+    leading = max(1, width)
+    _call(_TRTRS, found.dtype, kind, turned, b"N", *sizes, lower, leading, found, leading, failed)
+    if failed[0]:
+        raise LinAlgError("singular")
+    return found
 
 
 def cholesky_below(
-    panel: Callable[[slice], Array],
+    entries: Callable[[slice, slice], Array],
     square: Array,
     factor: Callable[[Array], Array | None] = triangle,
     solve: Callable[[Array, Array], Array] = triangle_solve,
+    parts: Callable[[], AbstractContextManager[Parts]] = in_parts,
 ) -> list[Array]:
-    """L with L Lᵀ = a symmetric matrix: the blocks of its diagonal; the others are written into `square`,
-    below its diagonal blocks, and nothing else there is touched.
+    """L with L Lᵀ = a symmetric matrix, written into `square`; nothing above its diagonal blocks is touched.
 
-    panel: columns of the matrix from their diagonal block on down, (width - span.start, span); may be
-    overwritten, and is asked for once and in order. factor, solve: of the place where these lie. Raises
-    LinAlgError where the matrix is not positive definite.
+    Returns the diagonal blocks, each by itself. entries: a block of the matrix, by rows and columns; may be
+    overwritten, and is asked for once, on the diagonal and below it. factor, solve, parts: of the place where
+    these lie. Raises LinAlgError where the matrix is not positive definite.
     """
     blocks: list[Array] = []
-    for span in block_spans(len(square)):
-        below = panel(span)
-        below -= square[span.start :, : span.start] @ square[span, : span.start].T
-        width = span.stop - span.start
-        block = factor(below[:width])
-        if block is None:
-            raise LinAlgError("not positive definite")
-        blocks.append(block)
-        if span.stop < len(square):
-            square[span.stop :, span] = solve(block, below[width:].T).T
+    with parts() as each:
+        for span in block_spans(len(square)):
+            before = slice(0, span.start)
+
+            def reduce(rows: slice, span: slice = span, before: slice = before) -> None:
+                columns = slice(span.start, min(span.stop, rows.stop))
+                found = entries(rows, columns)
+                found -= square[rows, before] @ square[columns, before].T
+                square[rows, columns] = found
+
+            each(reduce, slice(span.start, len(square)), PART)
+            block = factor(square[span, span])
+            if block is None:
+                raise LinAlgError("not positive definite")
+            square[span, span] = block
+            blocks.append(block)
+
+            def divide(rows: slice, span: slice = span, block: Array = block) -> None:
+                square[rows, span] = solve(block, square[rows, span].T).T
+
+            each(divide, slice(span.stop, len(square)), PART)
     return blocks
 
 
@@ -156,7 +182,5 @@ def cholesky_factor(system: Array, lower: bool = False, overwrite: bool = False)
         return factor
     rows = system if system.flags.c_contiguous else system.T  # the same matrix, row after row
     square = rows if overwrite and rows.flags.c_contiguous else np.array(rows, order="C")
-    blocks = cholesky_below(lambda span: square[span.start :, span].copy(), square)
-    for span, block in zip(block_spans(len(square)), blocks, strict=True):
-        square[span, span] = block
+    cholesky_below(lambda rows, columns: square[rows, columns].copy(), square)
     return (square, True) if lower else (square.T, False)

@@ -17,7 +17,7 @@ from fedsolve.arrays import Array, philox_normals, philox_uniforms
 from fedsolve.backends import blas
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import LARGE, add_gram, add_product, cholesky_factor, factor_in_place
-from fedsolve.threads import blas_threads, several_threads, usable_cores
+from fedsolve.threads import Parts, blas_threads, in_parts, several_threads, usable_cores
 
 PIVOT = 0.999
 """Share of a ridge that every pivot of ridge I + a positive semidefinite matrix reaches, rounding apart."""
@@ -94,6 +94,10 @@ class Kernels:
     def threads(self, width: int) -> AbstractContextManager[Any]:
         """Within this context a system of this width is solved on as many of the host's threads as help."""
         return blas_threads(1 if width <= _ONE_THREAD_WIDTH else None)
+
+    def parts(self) -> AbstractContextManager[Parts]:
+        """Within this context: what calls a function for parts of a span; a device takes it whole."""
+        return in_parts()
 
     # -- products --------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from fedsolve.backends.devices import torch_type, triton_works
 from fedsolve.backends.kernels import EPS, PIVOT, STEP, Kernels
 from fedsolve.backends.torch_factors import BlockFactors, inverted
 from fedsolve.backends.torch_replays import Replays
-from fedsolve.threads import blas_threads, run_beside
+from fedsolve.threads import Parts, blas_threads, run_beside
 
 Tensor = Any
 """Tensors stand where numpy's arrays are expected: see `Kernels`."""
@@ -97,6 +97,9 @@ class TorchKernels(Kernels):
 
     def threads(self, width: int) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def parts(self) -> AbstractContextManager[Parts]:
+        return nullcontext(lambda work, span, length: work(span))
 
     def add_matmul(self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         out.addmm_(left, right)

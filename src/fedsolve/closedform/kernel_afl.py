@@ -159,7 +159,7 @@ class KernelRun(Run[KernelModel]):
     """
 
     method: KernelAFL
-    transient: ClassVar[frozenset[str]] = frozenset({"kernels", "_factors", "_landmarks"})
+    transient: ClassVar[frozenset[str]] = frozenset({"kernels", "_factors", "_found", "_inner"})
 
     def __init__(self, method: KernelAFL, spec: Spec) -> None:
         super().__init__(method, spec)
@@ -172,14 +172,14 @@ class KernelRun(Run[KernelModel]):
         self.start_size = np.zeros(0)
         self.weights: Array | None = None
         self._factors: LandmarkFactors | None = None
-        self._landmarks: Landmarks | None = None
+        self._found: tuple[str, Landmarks] | None = None
+        self._inner: Array | None = None
 
     @property
     def landmarks(self) -> Landmarks | None:
         """None before the first answer, which they follow from."""
-        if self._landmarks is None and (found := landmarks_in(self.chain)) is not None:
-            self._landmarks = found[1]
-        return self._landmarks
+        self._found = self._found or landmarks_in(self.chain)
+        return None if self._found is None else self._found[1]
 
     @property
     def exchanges(self) -> int:
@@ -195,7 +195,7 @@ class KernelRun(Run[KernelModel]):
         if self.coordinates is None:
             ask = "features" if self.method.direct(landmarks.count) else "cross"
             return self.ask(KIND, 0, clients, {"ask": [ask]})
-        arrays = {"weights": host(self.factors.weights(self.kernels.array(self.search)))}
+        arrays = {"weights": host(self.factors.from_features(self.inner))}
         return self.ask(KIND, self.taken + 1, clients, {"ask": ["product"]}, arrays)
 
     def absorb(self, total: Total) -> None:
@@ -242,7 +242,7 @@ class KernelRun(Run[KernelModel]):
         assert self.ridge != "auto"
         coordinates, residual, search = map(here.array, (self.coordinates, self.residual, self.search))
         product = factors.to_features(total.on(here, "kernel_product"))
-        image = factors.outer(product + self.ridge * factors.inner(search))
+        image = factors.outer(product + self.ridge * self.inner)
         before = (residual**2).sum(axis=0)
         reach = _ratio(before, (search * image).sum(axis=0))
         coordinates = coordinates + reach * search
@@ -250,6 +250,7 @@ class KernelRun(Run[KernelModel]):
         after = (residual**2).sum(axis=0)
         search = residual + _ratio(after, before) * search
         self.coordinates, self.residual, self.search = map(host, (coordinates, residual, search))
+        self._inner = None
         self.taken += 1
         left = float(np.sqrt(np.max(_ratio(host(after), self.start_size))))
         self.record(total, "step", metrics={"residual": left})
@@ -268,9 +269,18 @@ class KernelRun(Run[KernelModel]):
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
             assert self.landmarks is not None
+            assert self._found is not None
             assert self.ridge != "auto"
-            self._factors = LandmarkFactors(self.landmarks.kernel(self.kernels), self.ridge, self.rows)
+            kernel = shared_kernel(*self._found, self.kernels)  # that of clients in this process, if any
+            self._factors = LandmarkFactors(kernel, self.ridge, self.rows)
         return self._factors
+
+    @property
+    def inner(self) -> Array:
+        """A^-1 search, which the question and what is made of its answer need."""
+        if self._inner is None:
+            self._inner = self.factors.inner(self.kernels.array(self.search))
+        return self._inner
 
     def model(self) -> KernelModel:
         """The model; before the last step, that of the steps so far."""
@@ -367,15 +377,19 @@ class KernelBlocks:
         if kept is not None:
             return here.array(kept, np.float64)
         shape = span.stop - span.start, len(self.kernel)
-        made = workspace.array("kernel", shape) if here is NUMPY else here.empty(shape)
-        self.kernel.of(self.rows.features(span), made)
-        if self.precision == np.float32:
-            made[...] = here.array(made, np.float32)
         size = shape[0] * shape[1] * self.precision.itemsize
         # On a device others keep theirs too, and the server its factors: what is free there now decides.
-        if size <= min(self.budget, here.budget(self.budget, self.aside)):
+        keeps = size <= min(self.budget, here.budget(self.budget, self.aside))
+        rounds = self.precision == np.float32
+        passing = here is NUMPY and (rounds or not keeps)
+        room = workspace.array("kernel", shape) if passing else here.empty(shape)
+        made = self.kernel.of(self.rows.features(span), room)
+        stored = here.array(made, self.precision)
+        if rounds:
+            made[...] = stored
+        if keeps:
             self.budget -= size
-            self.kept[span.start] = here.copy(here.array(made, self.precision))
+            self.kept[span.start] = stored
         return made
 
 

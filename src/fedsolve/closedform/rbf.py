@@ -11,7 +11,7 @@ which is near the identity because KᵀK is near (N/M) K_MM².
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,11 @@ from scipy.linalg import LinAlgError
 
 from fedsolve.arrays import Array
 from fedsolve.backends import kernels_of
-from fedsolve.backends.blas import block_spans, cholesky_below
+from fedsolve.backends.blas import PART, block_spans, cholesky_below
 from fedsolve.errors import DataError
 
 _JITTER = 1e-8
+_THIN_PART = 128  # rows of a product with few columns, which is short
 
 
 class LandmarkKernel:
@@ -53,16 +54,19 @@ class LandmarkKernel:
         """T, without A."""
         return LandmarkFactors(self)
 
-    def panels(self) -> Callable[[slice], Array]:
-        """Columns of K_MM + 1e-8 M I from their diagonal on down, made when they are asked for."""
+    def entries(self) -> Callable[[slice, slice], Array]:
+        """Blocks of K_MM + 1e-8 M I, by rows and columns, made when they are asked for."""
         across, jitter = self._row_side(self._points), _JITTER * len(self._points)
 
-        def panel(span: slice) -> Array:
-            made = self.here.exp_product(across[span.start :], self._columns[span])
-            self.here.add_diagonal(made[: span.stop - span.start], jitter)
+        def block(rows: slice, columns: slice) -> Array:
+            made = self.here.exp_product(across[rows], self._columns[columns])
+            first, last = max(rows.start, columns.start), min(rows.stop, columns.stop)
+            if first < last:
+                crossing = made[first - rows.start : last - rows.start]
+                self.here.add_diagonal(crossing[:, first - columns.start : last - columns.start], jitter)
             return made
 
-        return panel
+        return block
 
     def __len__(self) -> int:
         return len(self._points)
@@ -82,34 +86,54 @@ class LandmarkFactors:
         self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
         try:  # L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column
-            self._lower = cholesky_below(kernel.panels(), self._square, here.triangle, here.triangle_solve)
+            self._lower = cholesky_below(
+                kernel.entries(), self._square, here.triangle, here.triangle_solve, here.parts
+            )
         except LinAlgError:
             raise self._trouble("landmarks are not distinct to working precision") from None
 
     @cached_property
     def _upper(self) -> list[Array]:
         """A with AᵀA = share LᵀL + ridge I, row of blocks by row; not needed by a system solved at once."""
-        square, share, ridge = self._square, self._share, self._ridge
+        square, here = self._square, self._here
         blocks: list[Array] = []
-        for place, span in enumerate(self._spans):
-            own = self._lower[place]
-            for other, beside in zip(self._spans[place + 1 :], self._lower[place + 1 :], strict=True):
-                product = square[other, span].T @ beside
-                product += square[other.stop :, span].T @ square[other.stop :, other]
-                square[span, other] = share * product
-            below = square[span.stop :, span]
-            block = share * (own.T @ own + below.T @ below)
-            self._here.add_diagonal(block, ridge)
-            above = square[: span.start, span]
-            block -= above.T @ above
-            factor = self._here.triangle(block)
-            if factor is None:
-                raise self._trouble(f"the ridge of {ridge:g} is lost in rounding; raise it")
-            blocks.append(factor)
-            if span.stop < len(square):
-                panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
-                square[span, span.stop :] = self._here.triangle_solve(factor, panel)
+        with here.parts() as each:
+            for place, span in enumerate(self._spans):
+                block = here.empty((span.stop - span.start, span.stop - span.start))
+                each(partial(self._reduce, place, block), slice(span.start, len(square)), PART)
+                here.add_diagonal(block, self._ridge)
+                factor = here.triangle(block)
+                if factor is None:
+                    raise self._trouble(f"the ridge of {self._ridge:g} is lost in rounding; raise it")
+                blocks.append(factor)
+                each(partial(self._divide, span, factor), slice(span.stop, len(square)), PART)
         return blocks
+
+    def _reduce(self, place: int, block: Array, part: slice) -> None:
+        """Columns of share LᵀL less what rows of A above account for: beside the diagonal into the square.
+
+        Those of the diagonal's block, which is symmetric, from their own row on and into `block`.
+        """
+        square, span = self._square, self._spans[place]
+        for other in self._spans[place:]:
+            columns = slice(max(other.start, part.start), min(other.stop, part.stop))
+            if columns.start >= columns.stop:
+                continue
+            rows = slice(columns.start, span.stop) if other == span else span
+            product = self._share * (square[columns.start :, rows].T @ square[columns.start :, columns])
+            if other == span:
+                product -= square[: span.start, rows].T @ square[: span.start, columns]
+                half = block[columns.start - span.start :]
+                half[:, columns.start - span.start : columns.stop - span.start] = product
+            else:
+                square[span, columns] = product
+        after = slice(max(span.stop, part.start), part.stop)
+        if span.start and after.start < after.stop:
+            square[span, after] -= square[: span.start, span].T @ square[: span.start, after]
+
+    def _divide(self, span: slice, factor: Array, part: slice) -> None:
+        """Columns of A beside a block of its diagonal."""
+        self._square[span, part] = self._here.triangle_solve(factor, self._square[span, part])
 
     def _trouble(self, why: str) -> DataError:
         return DataError(f"the system of {len(self._square)} landmarks cannot be factorised: {why}.")
@@ -120,34 +144,45 @@ class LandmarkFactors:
 
     def inner(self, coordinates: Array) -> Array:
         """A^-1 v"""
-        return self._back(coordinates, self._upper, lambda span: self._square[span, span.stop :])
+        return self._solved(coordinates, self._upper, lambda rows, others: self._square[rows, others], True)
 
     def outer(self, values: Array) -> Array:
         """A^-T values"""
-        return self._forth(values, self._upper, lambda span: self._square[: span.start, span].T)
+        return self._solved(values, self._upper, lambda rows, others: self._square[others, rows].T)
 
     def from_features(self, values: Array) -> Array:
         """T^-1 values"""
-        return self._back(values, self._lower, lambda span: self._square[span.stop :, span].T)
+        return self._solved(values, self._lower, lambda rows, others: self._square[others, rows].T, True)
 
     def to_features(self, sums: Array) -> Array:
         """T^-T sums"""
-        return self._forth(sums, self._lower, lambda span: self._square[span, : span.start])
+        return self._solved(sums, self._lower, lambda rows, others: self._square[rows, others])
 
-    def _forth(self, values: Array, blocks: list[Array], left: Callable[[slice], Array]) -> Array:
-        """Solve with a lower triangle; left: what of a row of blocks stands before its diagonal."""
-        found = self._here.copy(values)
-        for span, block in zip(self._spans, blocks, strict=True):
-            found[span] -= left(span) @ found[: span.start]
-            found[span] = self._here.triangle_solve(block, found[span])
-        return found
+    def _solved(
+        self,
+        values: Array,
+        blocks: list[Array],
+        entries: Callable[[slice, slice], Array],
+        upper: bool = False,
+    ) -> Array:
+        """Solve with a lower triangle, or an upper one.
 
-    def _back(self, values: Array, blocks: list[Array], right: Callable[[slice], Array]) -> Array:
-        """Solve with an upper triangle; right: what of a row of blocks stands after its diagonal."""
-        found = self._here.copy(values)
-        for span, block in zip(reversed(self._spans), reversed(blocks), strict=True):
-            found[span] -= right(span) @ found[span.stop :]
-            found[span] = self._here.triangle_solve(block, found[span], transposed=True)
+        entries: those of the triangle outside its diagonal blocks, by rows and columns.
+        """
+        found, here = self._here.copy(values), self._here
+        order = list(zip(self._spans, blocks, strict=True))
+        with here.parts() as each:
+            for span, block in reversed(order) if upper else order:
+                known = slice(span.stop, len(found)) if upper else slice(0, span.start)
+
+                def reduce(rows: slice, known: slice = known) -> None:
+                    found[rows] -= entries(rows, known) @ found[known]
+
+                def divide(columns: slice, span: slice = span, block: Array = block) -> None:
+                    found[span, columns] = here.triangle_solve(block, found[span, columns], transposed=upper)
+
+                each(reduce, span, _THIN_PART)
+                each(divide, slice(0, found.shape[1]), PART)
         return found
 
 
