@@ -35,7 +35,7 @@ from benchmarks.machine import progress, save
 from benchmarks.operations import lean_operations
 from benchmarks.torch_transcription import Authors
 from fedsolve.backends import kernels_on
-from fedsolve.federation.batch import Batch
+from fedsolve.federation.members import Batch
 from fedsolve.tables.table_file import read_npz
 
 CLIENTS, ALPHA, SEEDS = 100, 0.1, (1, 2, 3, 4, 5)
