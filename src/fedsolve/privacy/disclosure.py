@@ -31,7 +31,7 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.container import Shelf, with_prefix
+from fedsolve.container import Shelf, from_parts, to_parts
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
@@ -64,6 +64,9 @@ _AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
 _KNOWN = {"digest": np.uint64, "fold": np.uint8, "count": np.uint8, "batch": np.uint32}
 """What is kept of each row that took part: its keyed digest, its fold, of how many, and its batch."""
 
+_KEPT = ("run", "told", "_seen", "_steps", "_widest", "_labels", "_schema", "_book")
+"""What a site writes down besides its accounts and classes."""
+
 
 @dataclass(frozen=True)
 class Account:
@@ -84,20 +87,6 @@ class Account:
     cohort: tuple[str, ...] = ()
     history: str = ""
     finished: bool = True
-
-    def arrays(self) -> dict[str, Array]:
-        flags = {"left_out": self.left_out, "numbers": self.numbers, "crowded": self.crowded}
-        return {**self.rows, **{name: array.astype(np.uint8) for name, array in flags.items()}}
-
-    def note(self) -> list[Any]:
-        return [self.size, self.by_class, list(self.cohort), self.history, self.finished]
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, Array], note: Sequence[Any]) -> Account:
-        left, numbers, needed = (arrays[name].astype(bool) for name in ("left_out", "numbers", "crowded"))
-        size, by_class, cohort, history, finished = note
-        rows = {name: arrays[name] for name in _KNOWN}
-        return cls(rows, left, numbers, needed, size, by_class, tuple(cohort), history, finished)
 
 
 NO_ACCOUNT = Account(
@@ -544,25 +533,17 @@ class Disclosure:
     def _save(self) -> None:
         if self.folder is None or not self.entering:
             return
-        arrays = {
-            f"{place}.{name}": array
-            for place, one in enumerate((self._now, self.account))
-            for name, array in one.arrays().items()
-        }
-        note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
-        note |= {"widest": self._widest, "classes": labels_note(self.classes), "labels": self._labels}
-        note |= {"steps": self._steps, "book": self._book, "schema": self._schema}
-        note["accounts"] = [self._now.note(), self.account.note()]
+        kept = {name: getattr(self, name) for name in _KEPT}
+        kept |= {"_seen": sorted(self._seen), "classes": labels_note(self.classes)}
+        kept["accounts"] = [vars(self._now), vars(self.account)]
+        arrays, note = to_parts(kept, "an account")
         self._shelf.keep("cells", note, arrays)
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
-        self._steps, self._book, self._schema = note["steps"], note["book"], note["schema"]
-        self._widest, self._labels = note["widest"], note["labels"]
-        self.classes = labels_from_note(note["classes"])
-        now, following = (
-            Account.of(with_prefix(arrays, f"{place}."), one) for place, one in enumerate(note["accounts"])
-        )
+        kept = from_parts(arrays, note)
+        vars(self).update({name: kept[name] for name in _KEPT})
+        self._seen, self.classes = set(self._seen), labels_from_note(kept["classes"])
+        now, following = (Account(**one) for one in kept["accounts"])
         self._now, self.account = now, now if following.history == now.history else following
 
 

@@ -29,10 +29,7 @@ RISK = 2.0**-40
 
 
 def around(names: Sequence[str], degree: int, seed: int) -> dict[str, tuple[str, ...]]:
-    """By name, a site and its neighbours, sorted; all sites where `degree` is 0."""
-    if not degree:
-        everybody = tuple(sorted(names))
-        return dict.fromkeys(everybody, everybody)
+    """By name, a site and its neighbours, sorted."""
     circle = shuffled(names, "circle", seed)
     half, twice = degree // 2, circle + circle + circle
     places = {name: len(circle) + place for place, name in enumerate(circle)}

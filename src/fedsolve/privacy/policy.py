@@ -173,13 +173,23 @@ class Budget:
     def __post_init__(self) -> None:
         folder, self._digests_of = self.folder, lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
-        self._paid: set[str] = set()
-        self._entries = 0
+        self._entries, self._paid = 0, set[str]()
+        if folder is None:
+            return
         remedy = "Without it this site cannot know what its rows have cost; it must sit out."
-        self._shelf = Shelf(folder, remedy)
-        self._beside = Shelf(None if folder is None else folder.parent, remedy)
-        self._counter = "" if folder is None else f"{folder.name}.entries"
-        self._load()
+        self._shelf, self._beside = Shelf(folder, remedy), Shelf(folder.parent, remedy)
+        self._counter = f"{folder.name}.entries"
+        counted = self._beside.kept(self._counter, lambda _, note: int(note["entries"])) or 0
+        kept = self._shelf.kept(
+            "budget", lambda a, note: (a["digests"], a["spent"], note["entries"], set(note["paid"]))
+        )
+        if kept is not None:
+            self._digests, self._spent, self._entries, self._paid = kept
+        if self._entries < counted:
+            raise ModelFileError(
+                f"{folder}/budget has {self._entries} entries, and {counted} were written: it is an old "
+                "backup or was removed. Put the newest one back; until then this site answers nothing."
+            )
 
     @property
     def spent(self) -> float:
@@ -243,28 +253,12 @@ class Budget:
         self._digests, self._spent = digests, spent
         self._paid |= {answer} - {""}
         self._entries += 1
-        self._save()
-
-    # -- the files ---------------------------------------------------------------------------------
-
-    def _save(self) -> None:
+        if self.folder is None:
+            return
         # The count first: stopped in between, the site sits out rather than forget.
         self._beside.keep(self._counter, {"entries": self._entries})
         arrays = {"digests": self._digests, "spent": self._spent}
         self._shelf.keep("budget", {"entries": self._entries, "paid": sorted(self._paid)}, arrays)
-
-    def _load(self) -> None:
-        def take(arrays: dict[str, Array], note: dict[str, Any]) -> None:
-            self._digests, self._spent = arrays["digests"], arrays["spent"]
-            self._entries, self._paid = note["entries"], set(note["paid"])
-
-        counted = self._beside.kept(self._counter, lambda _, note: int(note["entries"])) or 0
-        self._shelf.kept("budget", take)
-        if self._entries < counted:
-            raise ModelFileError(
-                f"{self._shelf.folder}/budget has {self._entries} entries, and {counted} were written: it is "
-                "an old backup or was removed. Put the newest one back; until then this site answers nothing."
-            )
 
 
 class PolicyGuard:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,29 +64,23 @@ a gradient where the first coefficients are the last. The root of a curvature is
 """
 
 
+@dataclass(eq=False)
 class KnownTotals:
     """The sizes of a run's totals, from which exponents and the required accuracy follow.
 
-    describe: what made-up rows look like, by whose answers the shapes of arrays are found.
     additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
         run among others has the name of that run before its own.
+    describe: what made-up rows look like, by whose answers the shapes of arrays are found.
     given_up: names of those that travel in two from now on, since one has not done for them.
     """
 
-    def __init__(
-        self,
-        additive: Collection[str] = (),
-        recurring: Collection[str] = (),
-        describe: Callable[[], Spec] | None = None,
-    ) -> None:
-        self._describe = describe
-        self._participant: Participant | None = None
-        self.additive = frozenset(additive)
-        self._recurring = frozenset(recurring)
-        self._beginnings = tuple(name for name in recurring if name.endswith("."))
-        self.given_up: set[str] = set()
-        # By name and shape, the latest size and the largest.
-        self._sizes: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
+    additive: Collection[str] = ()
+    recurring: Collection[str] = ()
+    describe: Callable[[], Spec] | None = None
+    given_up: set[str] = field(default_factory=set, init=False)
+    # By name and shape, the latest size and the largest.
+    _sizes: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = field(default_factory=dict, init=False)
+    _participant: Participant | None = field(default=None, init=False)
 
     def note(self) -> list[list[Any]]:
         """The sizes as JSON values."""
@@ -106,8 +101,8 @@ class KnownTotals:
         found = {}
         for (name, shape), (latest, _) in self._sizes.items():
             own, exponent = name.rpartition(".")[2], exponent_for(latest, clients)
-            adds_up = not self.additive.isdisjoint((name, own))
-            named = adds_up or name.startswith(self._beginnings) or own in self._recurring
+            begins = any(name.startswith(each) for each in self.recurring if each.endswith("."))
+            named = begins or own in self.recurring or name in self.additive or own in self.additive
             if named and name not in self.given_up and exponent is not None:
                 found[name, shape] = exponent
         return found
@@ -118,18 +113,10 @@ class KnownTotals:
         found = {name: exponent_for(1.001 * size, clients, spare=0) for name, size in sizes.items()}
         return {n: e for n, e in found.items() if e is not None and n not in self.given_up}
 
-    def _largest_of(self, name: str, shape: tuple[int, ...]) -> float:
-        """The largest number in any total of this array's name and shape, of whichever member."""
-        own = name.rpartition(".")[2]
-        peaks = [
-            peak for (n, s), (_, peak) in self._sizes.items() if s == shape and n.rpartition(".")[2] == own
-        ]
-        return max(peaks, default=0.0)
-
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""
         bounds = layout.error_bounds(clients)
-        narrow = (field.name for field in layout.fields if field.exponent is not None)
+        narrow = (each.name for each in layout.fields if each.exponent is not None)
         return {name for name in narrow if 0 < _largest(total.arrays[name]) < bounds[name] / FINEST}
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
@@ -143,10 +130,14 @@ class KnownTotals:
         for name, bound in bounds.items():
             size = _largest(total.arrays[name])
             before, _, own = name.rpartition(".")
-            if size and self.additive.isdisjoint((name, own)):
-                size = max(size, self._largest_of(name, total.arrays[name].shape))
+            if size and name not in self.additive and own not in self.additive:
+                peaks = [  # of any total of this name and shape, of whichever member
+                    peak
+                    for (known, shape), (_, peak) in self._sizes.items()
+                    if shape == total.arrays[name].shape and known.rpartition(".")[2] == own
+                ]
                 squares = (total.arrays.get(f"{before}.{s}" if before else s) for s in _SQUARES.get(own, ()))
-                size = max(size, *(_largest(s) ** 0.5 for s in squares if s is not None), 0.0)
+                size = max(0.0, size, *peaks, *(_largest(s) ** 0.5 for s in squares if s is not None))
             if size and bound > FINEST * size:
                 raise TermError(
                     f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
@@ -157,8 +148,8 @@ class KnownTotals:
     def layout(self, request: Request, chain: Chain) -> Layout:
         """Where each array of an answer to a request stands, in as few limbs as the totals before allow."""
         if self._participant is None:  # with a few rows of every class
-            assert self._describe is not None
-            spec = self._describe()
+            assert self.describe is not None
+            spec = self.describe()
             rows = 2 * max(2, spec.outputs)
             features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
             labels = np.zeros(rows if spec.outputs == 1 else (rows, spec.outputs))

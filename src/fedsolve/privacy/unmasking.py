@@ -216,7 +216,9 @@ class Server:
     def keys_for(self, name: str) -> bytes:
         """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
         if not self.around:
-            self._check_enough(self.members, "advertised keys")
+            if len(self.members) < (least := self.setup.least_cohort):
+                told = f"{len(self.members)} clients advertised keys ({list(self.members)})"
+                raise CohortError(f"{told}; secure sums take {least}.")
             self.around = dict.fromkeys(self.members, self.members)
             if self.setup.degree:
                 self.around = around(self.members, self.setup.degree, self.setup.circle)
@@ -241,7 +243,9 @@ class Server:
 
     def shares_for(self, name: str) -> bytes:
         """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
-        self._check_enough(self.sharers, "shared their secrets")
+        if len(self.sharers) < (least := self.setup.least_cohort):
+            told = f"{len(self.sharers)} clients shared their secrets ({list(self.sharers)})"
+            raise CohortError(f"{told}; secure sums take {least}.")
         self._sealed_passed_on = True
         parts = {n: self._sealed[n][name] for n in self.around[name] if n != name and n in self._sealed}
         return notes.relay("sealed", self.setup, parts)
@@ -269,11 +273,6 @@ class Server:
         pending = MaskedSum(question, self, stored[0], set(stored[1]))
         pending.close()
         return pending
-
-    def _check_enough(self, names: Collection[str], did: str) -> None:
-        least = self.setup.least_cohort
-        if len(names) < least:
-            raise CohortError(f"{len(names)} clients {did} ({sorted(names)}); secure sums take {least}.")
 
 
 @dataclass(eq=False)
@@ -353,15 +352,15 @@ class MaskedSum:
         """The sum of the survivors' terms, without masks; refused until enough members have helped."""
         threshold = self.question.setup.threshold
         for name in self.question.cohort:
-            # The holders of its shares who helped, by their numbers: the first of them are enough.
-            holders = enumerate(self.server.around[name], 1)
-            shares = {n: self._openings[holder][name] for n, holder in holders if holder in self._openings}
+            # By their numbers, the holders of its shares who helped; the first of them are enough.
+            holders = ((n, self._openings.get(one)) for n, one in enumerate(self.server.around[name], 1))
+            shares = dict(islice(((n, held[name]) for n, held in holders if held), threshold))
             if len(shares) < threshold:
                 raise CohortError(
                     f"{len(self._openings)} members helped to open slot {self.question.slot}; {threshold} of "
                     "the holders of every member's shares must."
                 )
-            self.secrets[name] = joined(dict(islice(shares.items(), threshold)))
+            self.secrets[name] = joined(shares)
         keys = self.server.keys
         return unmasked(self.question, self.masked, self.survivors, self.dropped, self.secrets, keys)
 
