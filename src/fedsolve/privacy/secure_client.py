@@ -326,7 +326,9 @@ class SecureClient:
             asked, cohort = evidence.request, list(evidence.survivors)
         if request.kind != CENSUS or digest != asked:
             raise TermError("the total that is shown is not a census.")
-        agreement = notes.purpose("census", client.setup.run, digest, stage.shown(total)[0], cohort)
+        with explained("the census that is shown is damaged", error=TermError):
+            history, _ = stage.shown(total)
+        agreement = notes.purpose("census", client.setup.run, digest, history, cohort)
         if signed:
             self._signatures.check_signed(agreement, signed, client.members, client.setup.run)
         said = self.disclosure.admit(self.participant.data, stage, total, cohort)
