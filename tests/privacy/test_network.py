@@ -65,7 +65,7 @@ class Houses:
             )
             self.clients[name] = client
             client.attend()
-            participant.attend(CHANNEL, lambda letter: self._remember(name, client.answer(letter)))
+            participant.channels[CHANNEL] = lambda letter: self._remember(name, client.answer(letter))
 
         return Answerer(
             name, self.sites.client_data(name) if data is None else data, attend=attend, **options
