@@ -29,7 +29,7 @@ from fedsolve.arrays import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.participant import ClientData
-from fedsolve.tables.formula import FormulaPlan, evaluate
+from fedsolve.tables.formula import FormulaPlan, evaluate, one_parser
 
 _LEAVING = frozenset({"deaths", "censored"})
 ADDITIVE |= {"kaplan-meier": _LEAVING, "cox": _LEAVING | {"s0", "d0"}, "mixed": frozenset({"gram"})}
@@ -200,6 +200,7 @@ def check_grid(data: ClientData, time: str, what: str, edges: Array) -> None:
         )
 
 
+@one_parser
 def _word(expression: str, rows: Any) -> str:
     """The column, or function of one, that a factor is; refused where it is anything else.
 
@@ -233,6 +234,7 @@ def _word(expression: str, rows: Any) -> str:
     )
 
 
+@one_parser
 def _columns(word: str, rows: Any) -> list[str]:
     """The columns that a word is about; none where these rows have them not."""
     if word.startswith(_MASK) or word in rows:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,22 @@ _NODES = (
 _LONGEST = 4000
 
 
+class _OneParser(ContextDecorator):
+    """Python 3.11 counts how deep an expression is for all threads together, and fails where two parse."""
+
+    lock = RLock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+one_parser = _OneParser()
+
+
+@one_parser
 def check(expression: str, variables: Iterable[str]) -> ast.Expression:
     """The expression, parsed; refused where it is more than arithmetic on columns."""
     known = [*variables]
@@ -171,6 +189,7 @@ class FormulaPlan:
     def intercept(self) -> bool:
         return INTERCEPT in self.names
 
+    @one_parser
     def columns(self, rows: Any, scales: Mapping[str, Any] | None = None) -> Array:
         """The model's columns of these rows (rows, columns)."""
         found = self.spec.get_model_matrix(rows, context=_context(scales), na_action="ignore")
@@ -182,6 +201,7 @@ class FormulaPlan:
 
 
 @lru_cache(maxsize=32)
+@one_parser
 def plan(formula: str, schema: Schema, kept: bool, survival: bool = False) -> FormulaPlan:
     """The plan of a formula for rows of this schema; survival: the outcome is Surv(time, event)."""
     names, categories = variables(schema), categories_of(schema)
