@@ -19,6 +19,7 @@ import numpy as np
 
 import fedsolve as fs
 from fedsolve.tables.table_file import read_npz
+from fedsolve.threads import blas_threads
 
 CLIENTS, KEPT = 100, 9 * 10**9
 
@@ -37,8 +38,9 @@ def main() -> None:
     (x, y, _), (x_test, y_test, _) = (read_npz(sys.argv[1], part) for part in ("train", "test"))
     square = np.random.default_rng(0).standard_normal((3072, 3072))
     room = np.empty_like(square)
-    products = rate(2.0 * 3072**3, lambda: square @ square)
-    powers = rate(square.size, lambda: np.exp(square, out=room))
+    with blas_threads(1):
+        products = rate(2.0 * 3072**3, lambda: square @ square)
+        powers = rate(square.size, lambda: np.exp(square, out=room))
     owners = fs.partition.dirichlet(y, CLIENTS, alpha=0.1, seed=0)
     federation = fs.LocalFederation.from_arrays(x, y, owners, CLIENTS, memory_budget=KEPT)
     load, system = os.getloadavg(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
