@@ -238,7 +238,7 @@ def _train(
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if options.test is not None:
         test = reader.rows(options.test, **known)
-    elif reading.features_key is None and len(files) == 1 and "test" in reader.parts(files[0]):
+    elif not (tables or reading.features_key or len(files) > 1) and "test" in reader.parts(files[0]):
         test = reader.rows(files[0], "test", **known)
     own_files = {}
     if options.personal is not None:
