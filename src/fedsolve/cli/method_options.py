@@ -98,13 +98,12 @@ class MethodOptions(Options):
         made: Method[Any] = build(kind, given)
         return made
 
-    def recipe(self, method: Method[Any], schema: Schema | None, usual: bool | None = None) -> Recipe[Any]:
+    def recipe(self, method: Method[Any], schema: Schema | None) -> Recipe[Any]:
         """The method as a recipe, with these options' class weights and calibration.
 
-        usual: whether probabilities are calibrated where no option says; None: where a choice holds rows out.
+        Where no option says, probabilities are calibrated if a choice holds rows out.
         """
-        usual = method.chooses if usual is None else usual
-        calibrate = usual if self.calibrate is None else self.calibrate
+        calibrate = method.chooses if self.calibrate is None else self.calibrate
         return Recipe(method, schema, class_weight=self.class_weight, calibrate=calibrate)
 
 
@@ -197,9 +196,19 @@ class MethodCommand(ParameterCommand, TwoPages):
         del ctx.meta[_OPTIONS]
         ctx.ignore_unknown_options = False
         table = config_table(found["config"], self.name or "") if "config" in found else {}
-        ctx.meta[METHOD] = found.get("method") or table.get("method") or self._implied(ctx, args, table)
-        words = {word.partition("=")[0] for word in args}
-        own = described(registry.method_class(ctx.meta[METHOD]))
+        words = [word.partition("=")[0] for word in args]
+        named = found.get("method") or table.get("method")
+        if not named:  # DeepAFL if a parameter of it alone is given
+            own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
+            only = [own[name] for name in own.keys() - others.keys()]
+            spelt = {word for each in only for word in (each.also, *each.option.split("/"))}
+            flags = words + [f"--{key.replace('_', '-')}" for key in table]
+            given = [flag for flag in flags if flag in spelt]
+            if given:
+                ctx.meta[_IMPLIED] = given[0]
+            named = _DEEP if given else self.unnamed
+        ctx.meta[METHOD] = named
+        own = described(registry.method_class(named))
         if ("--epsilon" in words or "epsilon" in table) and "epsilon" not in own:
             ctx.meta[METHOD] = PRIVATE
         taken = {name for param in self.params for name in param.opts}
@@ -213,17 +222,6 @@ class MethodCommand(ParameterCommand, TwoPages):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as problem:
             raise self._explained(problem, ctx) from problem
-
-    def _implied(self, ctx: click.Context, words: list[str], table: Mapping[str, Any]) -> str:
-        """The method where none is named: DeepAFL if a parameter of it alone is given."""
-        own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
-        only = [own[name] for name in own.keys() - others.keys()]
-        spelt = {word for each in only for word in (each.also, *each.option.split("/"))}
-        flags = [word.partition("=")[0] for word in words] + [f"--{key.replace('_', '-')}" for key in table]
-        given = [flag for flag in flags if flag in spelt]
-        if given:
-            ctx.meta[_IMPLIED] = given[0]
-        return _DEEP if given else self.unnamed
 
     def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         titles = super().help_groups(ctx)

@@ -26,12 +26,13 @@ from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
 from fedsolve.closedform.apfl import APFL, warn_of_few_rows
 from fedsolve.closedform.private import Private
 from fedsolve.data.partitions import heterogeneity
-from fedsolve.data.row_reader import spooled
+from fedsolve.data.row_reader import is_address, spooled
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
 from fedsolve.federation.engine import Follow, Followers, Spec, hears
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
+from fedsolve.federation.recipe import Recipe
 from fedsolve.gradient import pixel_form
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
@@ -41,7 +42,7 @@ from fedsolve.labels import Task
 from fedsolve.pages.words import known, percent, traffic_words
 from fedsolve.scoring.client_scores import own_models, personal_files
 from fedsolve.scoring.evaluation import doubts_about, held_out_accuracy
-from fedsolve.tables.proposal import summary
+from fedsolve.tables.proposal import propose_for, summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
 
@@ -197,7 +198,10 @@ def _train(
     followers = options.followers() if options.tracker else []
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
-    if described is None and (described := reader.proposed(files, options.task, public)) is not None:
+    tables = reading.header and not any(is_address(one) or one.lower().endswith(".npz") for one in files)
+    if described is None and tables:  # a table of plain numbers needs no schema
+        described = propose_for(files, reader.layout, options.task, glance=not public)
+    if described is not None and options.schema is None:
         if public:
             raise click.UsageError(
                 f"{named}: no plain table of numbers, and a schema read off the rows is not covered by "
@@ -207,7 +211,12 @@ def _train(
         output.note(f"{named}: without --schema, the columns are")
         for line in summary(described):
             output.note(f"  {line}")
-    data = reader.training(files, described, owned=split.kind is None)
+    if len(files) > 1:  # a client each
+        data = reader.sites(files, described)
+    elif described is None:
+        data = reader.rows(files[0], "train", owned=split.kind is None)
+    else:
+        data = reader.described(files[0], described, owned=split.kind is None)
     names = data.schema.labels if data.schema is not None else reader.layout.label_names
     settings: dict[str, Any] = {"schema": described, "task": options.task, "label_names": names}
     settings |= {"workers": options.workers, "device": "cpu" if on_ray else device}
@@ -229,7 +238,7 @@ def _train(
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if options.test is not None:
         test = reader.rows(options.test, **known)
-    elif reading.features_key is None and len(files) == 1 and "test" in reader.parts(files[0]):
+    elif not (tables or reading.features_key or len(files) > 1) and "test" in reader.parts(files[0]):
         test = reader.rows(files[0], "test", **known)
     own_files = {}
     if options.personal is not None:
@@ -244,8 +253,10 @@ def _train(
         watching = [Watch(test.features, test.labels, every=options.evaluate_every)]
     if options.out is None:
         output.note("the model is not kept; name a file with --out to keep it.")
-    # Whatever has a closed form is calibrated: in one process it costs little.
-    whole = options.recipe(method, described, not isinstance(method, GradientMethod | Private))
+    calibrate = options.calibrate
+    if calibrate is None:  # whatever has a closed form is: in one process it costs little
+        calibrate = not isinstance(method, GradientMethod | Private)
+    whole = Recipe(method, described, class_weight=options.class_weight, calibrate=calibrate)
     title = f"{method.key} on {named}"
     watching_page = watched_page(title, output) if options.watch else nullcontext()
     elsewhere = options.secure or on_ray

@@ -26,9 +26,8 @@ from fedsolve.data.feature_store import Features, features_of
 from fedsolve.data.images import SUFFIXES, FileImages, is_images, list_images
 from fedsolve.data.text_rows import text_work
 from fedsolve.errors import DataError, FedsolveError, ModelFileError, naming
-from fedsolve.labels import Task, labels_like
+from fedsolve.labels import labels_like
 from fedsolve.tables.csv_text import Dialect
-from fedsolve.tables.proposal import propose_for
 from fedsolve.tables.schema import Column, Schema
 from fedsolve.tables.table_file import (
     ColumnLayout,
@@ -165,26 +164,6 @@ class RowReader:
             labels = labels_like(labels, classes)
         owners = split.owners if owned and split is not None else None
         return Table(rows, labels if labelled else None, owners, data, own)
-
-    def proposed(self, files: Sequence[str], task: Task | None = None, public: bool = False) -> Schema | None:
-        """The proposed schema of raw tables; None for tables of plain numbers, or without column names.
-
-        public: nothing is read off the rows of a table of numbers.
-        """
-        nameless = any(is_address(file) or file.lower().endswith(".npz") for file in files)
-        unread = nameless or not self.layout.header
-        return None if unread else propose_for(files, self.layout, task, glance=not public)
-
-    def training(self, files: Sequence[str], schema: Schema | None, owned: bool) -> Table:
-        """The rows of files, or of the training part of a dataset, by a schema where there is one.
-
-        owned: whether a file says who owns its rows; several files are a client each.
-        """
-        if len(files) > 1:
-            return self.sites(files, schema)
-        if schema is None:
-            return self.rows(files[0], "train", owned=owned)
-        return self.described(files[0], schema, owned)
 
     def described(self, data: str, schema: Schema, owned: bool) -> Table:
         """The rows of a file that a schema describes, to train with; missing values as NaN."""

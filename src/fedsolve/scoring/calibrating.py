@@ -75,25 +75,9 @@ class HeldOutRun(Run[Any]):
     """Questions about models, each on the rows that it was not trained on.
 
     models: by name, each with those rows; first, one of them. members: the runs that made them, where they
-    are still known. found: what a model keeps of the answers, by name.
+    are still known. searches: of the calibrations that are asked for, by name. found: what a model keeps of
+    the answers, by name.
     """
-
-    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
-        super().__init__(method, spec)
-        self.models, self.first = dict(models), next(iter(models.values()))[0]
-        self.members: Mapping[str, Run[Any]] = {}
-        self.found: dict[str, Any] = {}
-
-    def ask_about_models(self, kind: str, clients: tuple[str, ...], at: Mapping[str, Array]) -> Request:
-        """A question about all models; at: further arrays of it."""
-        note, arrays = models_question(self.models)
-        arrays |= {f"at.{name}": array for name, array in at.items()}
-        self._asked = Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
-        return self._asked
-
-
-class CalibrationRun(HeldOutRun):
-    """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
 
     exchanges = 1
 
@@ -102,29 +86,33 @@ class CalibrationRun(HeldOutRun):
         method: Method[Any],
         spec: Spec,
         models: Mapping[str, tuple[Model, Part]],
-        recipe: Recipe[Any],
-        tried: int,
+        searches: Mapping[str, Search],
     ) -> None:
-        super().__init__(method, spec, models)
-        wanted = {"shared": self.first.predicts, "own": self.first.personalises}
-        names = [name for name, there in wanted.items() if there]
-        if spec.labels:
-            names = [f"label{place}" for place in range(spec.outputs)]
-        self._searches = {name: search_for(recipe, spec, tried) for name in names}
-        self.exchanges = max((search.exchanges for search in self._searches.values()), default=0) + 1
-        self._complete = False
+        super().__init__(method, spec)
+        self.models, self.first = dict(models), next(iter(models.values()))[0]
+        self.searches = searches
+        self.exchanges += max((search.exchanges for search in searches.values()), default=0)
+        self.members: Mapping[str, Run[Any]] = {}
+        self.found: dict[str, Any] = {}
+
+
+class CalibrationRun(HeldOutRun):
+    """Asks for losses until calibrations are found, then for the tally of the calibrated models."""
+
+    _complete = False
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self._complete:
             return None
-        if not self._searches:
+        if not self.searches:
             raise DataError("the model is not one to predict with")
         if self.found:
             for model, _ in self.models.values():
                 model.calibration = self.found.get("shared")
-            return self.ask_about_models(TALLY, clients, {})
-        lists = {name: search.candidates for name, search in self._searches.items()}
-        return self.ask_about_models(LOSSES, clients, lists)
+        lists = {} if self.found else {name: one.candidates for name, one in self.searches.items()}
+        kind, number = TALLY if self.found else LOSSES, self.offset + len(self.history)
+        self._asked = Request(kind, number, 0, clients, *models_question(self.models, lists))
+        return self._asked
 
     def absorb(self, total: Total) -> None:
         if self.found:
@@ -139,13 +127,13 @@ class CalibrationRun(HeldOutRun):
             return
         rows, sums = total.count("rows"), total.term.arrays
         # Weights of whole numbers stand for rows that are there so often; shares of one do not.
-        counted = max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches)
+        counted = max(float(sums[f"{name}.class_rows"].sum()) for name in self.searches)
         if max(rows, counted) < LEAST_ROWS:
             raise DataError(_TOO_FEW.format(rows, LEAST_ROWS))
-        for name, search in self._searches.items():
+        for name, search in self.searches.items():
             search.absorb(with_prefix(sums, f"{name}."))
-        if all(search.steps == search.exchanges for search in self._searches.values()):
-            found = {name: search.result() for name, search in self._searches.items()}
+        if all(search.steps == search.exchanges for search in self.searches.values()):
+            found = {name: search.result() for name, search in self.searches.items()}
             if self.spec.labels:
                 slopes, biases = zip(*found.values(), strict=True)
                 shifts = np.array([bias[1] - bias[0] for bias in biases])
@@ -158,12 +146,12 @@ class CalibrationRun(HeldOutRun):
     def stored(self) -> dict[str, Any]:
         return {
             "found": {name: calibration.parts() for name, calibration in self.found.items()},
-            "searches": {name: [one.steps, one.best, one.candidates] for name, one in self._searches.items()},
+            "searches": {name: [one.steps, one.best, one.candidates] for name, one in self.searches.items()},
             "complete": self._complete,
         }
 
     def take_stored(self, kept: dict[str, Any]) -> None:
-        for name, search in self._searches.items():
+        for name, search in self.searches.items():
             search.steps, search.best, search.candidates = kept["searches"][name]
         self.found = {name: kept_from(*parts) for name, parts in kept["found"].items()}
         self._complete = kept["complete"]
@@ -179,7 +167,9 @@ class SpreadRun(HeldOutRun):
         if half is not None and half.counts.size:
             return None
         at = {"origin": origin_of(self.first)} if half is None else {"scale": half.scale}
-        return self.ask_about_models(SPREAD, clients, at)
+        number = self.offset + len(self.history)
+        self._asked = Request(SPREAD, number, 0, clients, *models_question(self.models, at))
+        return self._asked
 
     def absorb(self, total: Total) -> None:
         rows = total.count("rows")
@@ -212,44 +202,40 @@ class SpreadRun(HeldOutRun):
 
 @step(LOSSES, over_rows=True)
 def answer_calibration(data: ClientData, request: Request, memory: Memory) -> Term:
-    """Sums of the log losses of the rows held out, at every candidate; of this client's own model too."""
+    """Sums of the log losses of the rows held out, at every candidate; of this client's own model too.
+
+    Scores of the models are kept while the same are asked about: of every model, scores and true classes by
+    name, and number and weights of the rows that it was not trained on.
+    """
     lists = with_prefix(dict(request.arrays), "at.")
     models = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
     digest = hashlib.sha256(to_bytes(models, request.note)).hexdigest()
     kept = memory.cache.get(LOSSES)
     if kept is None or kept[0] != digest:
-        kept = memory.cache[LOSSES] = (digest, _all_scores(data, request, memory, list(lists)))
+        found = []
+        for _, model, held in models_asked(request, memory):
+            rows, scored = held.of(data), {}
+            truth = truth_of(model, rows.own_labels())
+            for name in ("shared",) if model.labels else lists:
+                scorer = model.personalised(held.rest.of(data), memory.states) if name == "own" else model
+                parts = [scorer.decision_function(rows.features(s, rows.source.dtype)) for s in rows.spans()]
+                scored[name] = np.concatenate([np.zeros((0, scorer.outputs)), *parts]), truth
+            if model.labels:
+                scores, _ = scored.pop("shared")
+                labels = enumerate(zip(scores.T, truth.T, strict=True))
+                scored = {f"label{n}": (np.column_stack([1.0 - s, s]), true) for n, (s, true) in labels}
+            found.append((scored, len(rows), rows.own_weights()))
+        kept = memory.cache[LOSSES] = (digest, found)
     term = Term(counts={"rows": 0})
-    for found, rows, weights in kept[1]:
-        term.counts["rows"] += rows if weights is None else int(np.count_nonzero(weights))
+    for scored, count, weights in kept[1]:
+        term.counts["rows"] += count if weights is None else int(np.count_nonzero(weights))
         for name, candidates in lists.items():
             with np.errstate(over="ignore", invalid="ignore"):  # refused by name where the term is checked
-                scores, codes = found[name]
+                scores, codes = scored[name]
                 sums = calibration_sums(scores, codes, candidates, weights)
             for key, array in sums.items():
                 term.arrays[f"{name}.{key}"] = term.arrays.get(f"{name}.{key}", 0.0) + array
     return term
-
-
-def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[str]) -> list[Any]:
-    """Of every model: scores and true classes by name, number and weights of the rows that it was not
-    trained on."""
-    found = []
-    for _, model, held in models_asked(request, memory):
-        rows = held.of(data)
-        scored: dict[str, tuple[Array, Array]] = {}
-        truth = truth_of(model, rows.own_labels())
-        for name in names[:1] if model.labels else names:
-            scorer = model.personalised(held.rest.of(data), memory.states) if name == "own" else model
-            parts = [scorer.decision_function(rows.features(s, rows.source.dtype)) for s in rows.spans()]
-            scores = np.concatenate([np.zeros((0, scorer.outputs)), *parts])
-            if not model.labels:
-                scored[name] = scores, truth
-            for place in range(len(model.labels)):
-                of_label = np.column_stack([1.0 - scores[:, place], scores[:, place]])
-                scored[f"label{place}"] = of_label, truth[:, place]
-        found.append((scored, len(rows), rows.own_weights()))
-    return found
 
 
 @step(TALLY, over_rows=True, counts=COUNTS)
@@ -469,10 +455,15 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
         return None
     run: HeldOutRun
     if whole.spec.classes is None and not whole.spec.labels:
-        run = SpreadRun(whole.method, whole.spec, whole.folded)
+        run = SpreadRun(whole.method, whole.spec, whole.folded, {})
     else:
         tried = max(1, sum(one.loss is not None for one in whole.tried))
-        run = CalibrationRun(whole.method, whole.spec, whole.folded, whole.recipe, tried)
+        first, _ = next(iter(whole.folded.values()))
+        names = ["shared"] * first.predicts + ["own"] * first.personalises
+        if whole.spec.labels:
+            names = [f"label{place}" for place in range(whole.spec.outputs)]
+        searches = {name: search_for(whole.recipe, whole.spec, tried) for name in names}
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, searches)
     run.members = whole.folded_by
     return run
 

@@ -143,15 +143,17 @@ def model_about(request: Request, memory: Memory) -> Model:
     return model_from_contents(own, dict(request.note)).placed(memory.device)
 
 
-def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Note and arrays of a question about models, each on a part of the rows."""
+def models_question(
+    models: Mapping[str, tuple[Model, Part]], at: Mapping[str, Array] = {}
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Note and arrays of a question about models, each on a part of the rows; at: further arrays of it."""
     notes: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     for name, (model, part) in models.items():
         contents, note = model.contents()
         notes[name] = {"model": note, **part.note()}
         arrays |= {f"{name}.{key}": array for key, array in contents.items()}
-    return {"models": notes}, arrays
+    return {"models": notes}, arrays | {f"at.{name}": array for name, array in at.items()}
 
 
 def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model, Part]]:
@@ -178,19 +180,20 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
     if model.regression and model.judged is None:
         return error_sums(model, data)
     truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
-    whole = empty_tally(model.outputs if model.judged is None else len(model.judged))
-    exact, each = 0, [empty_tally(2) for _ in model.labels]
+    classes = 2 if model.labels else model.outputs if model.judged is None else len(model.judged)
+    no_rows = np.zeros((0, classes)), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    exact, each = 0, [tally(*no_rows) for _ in model.labels or ("the only one",)]
     for span in data.spans():
         answers, shares = model.told(data.features(span, data.source.dtype))
         if not model.labels:
-            tally(shares, answers, truth[span], coarse, whole)
+            tally(shares, answers, truth[span], coarse, each[0])
             continue
         for place, of_label in enumerate(shares.T):
             two = np.column_stack([1.0 - of_label, of_label])
             tally(two, answers[:, place], truth[span, place], coarse, each[place])
         exact += int(np.sum((answers == truth[span]).all(axis=1)))
     if not model.labels:
-        return whole
+        return each[0]
     sums = {name: np.stack([one[name] for one in each]) for name in each[0]}
     return sums | {"exact": np.array([float(exact)])}
 
@@ -216,17 +219,6 @@ def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
 # -- sums over rows: what they hold is in `quality` --------------------------------------------------
 
 
-def empty_tally(classes: int) -> Tally:
-    """The tally of no rows. Each class has a histogram, with fewer bins if there are many classes."""
-    bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
-    return {
-        "confusion": np.zeros((classes, classes), dtype=np.int64),
-        "histogram": np.zeros((1 if classes == 2 else classes, 2, bins), dtype=np.int64),
-        "reliability": np.zeros((3, RELIABILITY_BINS)),
-        "losses": np.zeros((2, 2)),
-    }
-
-
 def tally(
     probabilities: Array, answers: Array, codes: Array, coarse: bool = False, sums: Tally | None = None
 ) -> Tally:
@@ -236,11 +228,27 @@ def tally(
     sums: that of other rows, to which these are added.
     """
     classes = probabilities.shape[1]
-    sums = empty_tally(classes) if sums is None else sums
+    if sums is None:  # each class has a histogram, with fewer bins if there are many classes
+        bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
+        sums = {
+            "confusion": np.zeros((classes, classes), dtype=np.int64),
+            "histogram": np.zeros((1 if classes == 2 else classes, 2, bins), dtype=np.int64),
+            "reliability": np.zeros((3, RELIABILITY_BINS)),
+            "losses": np.zeros((2, 2)),
+        }
     np.add.at(sums["confusion"], (codes, answers), 1)
     bins = sums["histogram"].shape[-1]
     for place, number in enumerate((1,) if classes == 2 else range(classes)):
-        sums["histogram"][place] += logit_histogram(probabilities[:, number], codes == number, bins, coarse)
+        shares, members = probabilities[:, number], codes == number
+        with np.errstate(divide="ignore"):
+            inside = np.clip(np.log(shares) - np.log1p(-shares), -REACH, REACH)
+        if coarse:  # at the lower ends of the bins, one fixed grid for all questions
+            inside = _COARSE[np.searchsorted(_COARSE, inside, side="right") - 1] + 1e-9
+            shares = np.maximum(shares, 1e-300)
+        slots = 1 + np.minimum((inside + REACH) * ((bins - 2) / (2 * REACH)), bins - 3).astype(np.int64)
+        slots[shares <= 0] = 0
+        slots[shares >= 1] = bins - 1
+        sums["histogram"][place] += np.bincount(members * bins + slots, minlength=2 * bins).reshape(2, bins)
     if classes == 2:
         told, true = probabilities[:, 1], codes == 1
     else:
@@ -263,24 +271,6 @@ def tally_term(sums: Tally, rows: int) -> Term:
     narrow = np.float32 if rows < 2**24 else np.float64
     counts = {name: sums[name].astype(narrow) for name in _WHOLE if name in sums}
     return Term({**sums, **counts}, {"rows": rows})
-
-
-def logit_histogram(probabilities: Array, members: Array, bins: int, coarse: bool = False) -> Array:
-    """The histogram (2, bins) of these rows. probabilities: (rows,). members: (rows,) booleans.
-
-    coarse: rows are counted at the lower ends of 20 bins, one fixed grid for all questions.
-    """
-    inner = bins - 2
-    with np.errstate(divide="ignore"):
-        logits = np.log(probabilities) - np.log1p(-probabilities)
-    inside = np.clip(logits, -REACH, REACH)
-    if coarse:
-        inside = _COARSE[np.searchsorted(_COARSE, inside, side="right") - 1] + 1e-9
-        probabilities = np.maximum(probabilities, 1e-300)
-    places = 1 + np.minimum((inside + REACH) * (inner / (2 * REACH)), inner - 1).astype(np.int64)
-    places[probabilities <= 0] = 0
-    places[probabilities >= 1] = bins - 1
-    return np.bincount(members * bins + places, minlength=2 * bins).reshape(2, bins)
 
 
 # -- reasons to doubt a model, in words to show after a result -----------------------------------------
@@ -337,19 +327,6 @@ def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = 
     ]
 
 
-def identifier_doubt(data: Table) -> list[str]:
-    """A warning about columns of a plain table that number the rows instead of measuring something."""
-    columns = [] if data.schema is None else data.schema.used
-    names = [one.name for place, one in enumerate(columns) if numbers_the_rows(data.features[:, place])]
-    if not names:
-        return []
-    drops = " ".join(f"--drop {name}" for name in names)
-    return [
-        f"the model uses {', '.join(map(repr, names))}, whole numbers that are nearly all different, like "
-        f"an identifier. Such a column teaches nothing about new rows; leave it out with {drops}."
-    ]
-
-
 def held_out_accuracy(model: Model, balanced: bool) -> float | None:
     """Accuracy or R² on rows held out of what was chosen: of the model that was calibrated, or of its trial.
 
@@ -372,7 +349,14 @@ def doubts_about(
     plain: whether no schema describes the rows. balanced: whether classes count alike, so that their shares
     are no measure.
     """
-    doubts = identifier_doubt(data) if plain else []
+    doubts: list[str] = []
+    columns = data.schema.used if plain and data.schema is not None else ()
+    if names := [one.name for place, one in enumerate(columns) if numbers_the_rows(data.features[:, place])]:
+        drops = " ".join(f"--drop {name}" for name in names)
+        doubts.append(
+            f"the model uses {', '.join(map(repr, names))}, whole numbers that are nearly all different, "
+            f"like an identifier. Such a column teaches nothing about new rows; leave it out with {drops}."
+        )
     if not model.predicts:  # which the page says beside the accuracy
         return doubts
     assert data.labels is not None

@@ -75,15 +75,17 @@ class Evaluation:
         """The numbers by name, without tables."""
         confusion, losses = self.sums["confusion"], self.sums["losses"]
         rows = max(1, int(confusion.sum()))
-        auc, bound = _macro(np.array(area(self.sums["histogram"])))
+        balanced, (auc, bound), ece = _means(
+            confusion, np.array(area(self.sums["histogram"])), self.sums["reliability"]
+        )
         return {
             "accuracy": float(np.trace(confusion) / rows),
-            "balanced_accuracy": float(_balanced(confusion)),
+            "balanced_accuracy": float(balanced),
             "auc": float(auc),
             "auc_bound": float(bound),
             "log_loss": float(losses[0, 0] / rows),
             "brier": float(losses[1, 0] / rows),
-            "ece": float(_calibration_error(self.sums["reliability"])),
+            "ece": float(ece),
         }
 
     @property
@@ -146,11 +148,12 @@ class Evaluation:
         cells = resampled(np.rint(np.stack([rows - true, true])).astype(np.int64))
         again = cells.sum(axis=1)
         reliability = np.stack([again, again * means, cells[:, 1]], axis=1)
+        balanced, auc, ece = _means(confusion, np.stack(areas, axis=-1), reliability)
         found = {
             "accuracy": share_interval(np.trace(self.confusion), self.rows),
-            "balanced_accuracy": _between(_balanced(confusion)),
-            "auc": _between(_macro(np.stack(areas, axis=-1))),
-            "ece": _between(_calibration_error(reliability)),
+            "balanced_accuracy": _between(balanced),
+            "auc": _between(auc),
+            "ece": _between(ece),
         }
         for place, name in enumerate(("log_loss", "brier")):
             total, square = self.sums["losses"][place]
@@ -416,23 +419,20 @@ def _ratio(part: Array, whole: Array) -> Array:
     return np.asarray(np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0))
 
 
-def _balanced(confusion: Array) -> Array:
+def _means(confusion: Array, areas: Array, reliability: Array) -> tuple[Array, Array, Array]:
+    """Balanced accuracy, mean area and ECE, of these sums or of several like them along the first axis.
+
+    The area is a mean over the classes that have rows, and of which others have rows.
+    """
     support = confusion.sum(axis=-1)
     there = support > 0
     recalls = np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(1, support)
-    return np.asarray(np.sum(recalls * there, axis=-1) / np.maximum(1, there.sum(axis=-1)))
-
-
-def _macro(areas: Array) -> Array:
-    """Mean over the classes that have rows, and of which others have rows."""
-    there = ~np.isnan(areas)
+    balanced = np.sum(recalls * there, axis=-1) / np.maximum(1, there.sum(axis=-1))
+    known = ~np.isnan(areas)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(there, areas, 0).sum(axis=-1) / there.sum(axis=-1))
-
-
-def _calibration_error(reliability: Array) -> Array:
+        macro = np.where(known, areas, 0).sum(axis=-1) / known.sum(axis=-1)
     rows, told, true = (reliability[..., place, :] for place in range(3))
-    return np.asarray(np.abs(told - true).sum(axis=-1) / np.maximum(1, rows.sum(axis=-1)))
+    return balanced, macro, np.abs(told - true).sum(axis=-1) / np.maximum(1, rows.sum(axis=-1))
 
 
 def share_interval(part: float, rows: float) -> tuple[float, float]:

@@ -20,7 +20,6 @@ from fedsolve.errors import DataError, reading
 from fedsolve.labels import number
 from fedsolve.tables.schema import signed_number
 
-_BLOCK = 1 << 20
 _DELIMITERS = (",", ";", "\t", "|")
 _GROUPS = ".,'’ \u00a0\u202f"
 _SPELLINGS = ((".", ""), (",", ""), *((point, sign) for sign in _GROUPS for point in ".," if sign != point))
@@ -151,16 +150,6 @@ class TextSource:
         self.content = sys.stdin.buffer.read() if self.path is None else b""
         named = self.path is not None and self.path.suffix.lower() == ".gz"
         self.packed = named or self.content[:2] == b"\x1f\x8b"
-
-    @property
-    def quoted(self) -> bool:
-        """Whether a cell may span several lines: only if the file has quotes."""
-        if self.packed:
-            return True
-        if self.path is None:
-            return b'"' in self.content
-        with self.path.open("rb") as raw:
-            return any(b'"' in block for block in iter(lambda: raw.read(_BLOCK), b""))
 
     @contextmanager
     def lines(self, encoding: str) -> Iterator[IO[str]]:

@@ -19,7 +19,7 @@ import math
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -46,12 +46,6 @@ _WHOLE = re.compile(r"([+-]?(?:0|[1-9]\d{0,17}))\.0*")
 _WORDS = re.compile(r"\w+")
 
 
-def column_names(table: Any) -> list[str]:
-    """The names of a table's columns, whatever kind of table it is."""
-    names = table.column_names if hasattr(table, "column_names") else table.keys()
-    return [str(name) for name in names]
-
-
 def is_table(value: Any) -> bool:
     """Whether this has named columns: a DataFrame, a pyarrow Table or a mapping."""
     return hasattr(value, "column_names") or isinstance(value, Mapping) or hasattr(value, "columns")
@@ -67,14 +61,30 @@ def encode(
     """The features (rows, schema.width) of a table, float64, NaN where a number or a date is missing.
 
     Columns are found by name. What does not fit is refused, all columns at once; see `Schema.check_columns`.
-    faults: takes the cells that cannot be used, and whoever gave it refuses them; they are refused here when
-    None.
+    faults: takes the cells that cannot be used. Who gives it refuses them, and has checked the columns; both
+    are done here when None.
     """
     if schema.extractor is not None:
         raise DataError("this schema describes features of images; a table has none.")
-    schema.check_columns(column_names(table), labelled, extra)
+    if faults is None:
+        names = table.column_names if hasattr(table, "column_names") else table.keys()
+        schema.check_columns(names, labelled, extra)
     encoder = _Encoder(faults or Faults())
-    blocks = list(_blocks(schema, table))
+    wanted = [column.name for column in schema.used]
+    blocks: list[tuple[int, Mapping[str, Any]]]
+    if hasattr(table, "to_batches"):
+        batches = table.select(wanted).unify_dictionaries().to_batches()
+        blocks = [(batch.num_rows, {name: batch.column(name) for name in wanted}) for batch in batches]
+    else:
+        columns = {name: column_array(table[name]) for name in wanted}
+        lengths = {len(column) for column in columns.values()}
+        if len(lengths) > 1:
+            told = ", ".join(f"'{name}' {len(column)}" for name, column in columns.items())
+            raise DataError(f"columns must have as many rows as each other; these have {told}.")
+        # Some thousand rows at a time, so that a block of features stays in the cache.
+        spans = [slice(start, start + _BLOCK) for start in range(0, max(lengths), _BLOCK)]
+        each = ({name: column[span] for name, column in columns.items()} for span in spans)
+        blocks = [(len(block[wanted[0]]), block) for block in each]
     features = np.zeros((sum(rows for rows, _ in blocks), schema.width))
     writers = {"category": encoder.write_category, "text": encoder.write_text}
     first = 0
@@ -91,24 +101,6 @@ def encode(
     if encoder.strangers:
         encoder.warn_of_strangers(len(features))
     return features
-
-
-def _blocks(schema: Schema, table: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The used columns, some thousand rows at a time, so that a block of features stays in the cache."""
-    wanted = [column.name for column in schema.used]
-    if hasattr(table, "to_batches"):
-        for batch in table.select(wanted).unify_dictionaries().to_batches():
-            yield batch.num_rows, {name: batch.column(name) for name in wanted}
-        return
-    columns = {name: column_array(table[name]) for name in wanted}
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) > 1:
-        told = ", ".join(f"'{name}' {len(column)}" for name, column in columns.items())
-        raise DataError(f"columns must have as many rows as each other; these have {told}.")
-    rows = lengths.pop()
-    for start in range(0, rows, _BLOCK):
-        stop = min(start + _BLOCK, rows)
-        yield stop - start, {name: column[start:stop] for name, column in columns.items()}
 
 
 def column_array(values: Any) -> Array:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, did_you_mean, naming
+from fedsolve.errors import DataError, damaged, did_you_mean, naming
 from fedsolve.labels import Task, spelled_labels, task_of
 from fedsolve.tables.csv_text import PLAIN, Dialect, is_empty
 from fedsolve.tables.encoder import (
@@ -26,7 +26,6 @@ from fedsolve.tables.encoder import (
     category_text,
     coded_cells,
     column_array,
-    column_names,
     moment_in,
 )
 from fedsolve.tables.schema import (
@@ -373,7 +372,14 @@ def _of_texts(
         labels = np.array([" ".join(row) for row in together], dtype=object)
     else:
         labels = texts[str(label)]
-        classes = _classes(labels, str(label), task)
+        known = spelled_labels([text for text in labels if not is_empty(text)])
+        classes = ()
+        if (task or task_of(known, f"the label column '{label}'")) != "regression":
+            classes = tuple(np.unique(known).tolist())
+            if len(classes) < 2:
+                raise DataError(
+                    f"the label column '{label}' has one value only ({[*classes]}); two classes are needed."
+                )
     left_out = {label, client, weight, *several}
     columns = [_proposed(name, texts[name], labels) for name in names if name not in left_out]
     if not any(column.kind not in LEFT_OUT for column in columns):
@@ -389,11 +395,19 @@ def _texts(table: Any, rows: int) -> dict[str, Array]:
     own = Dialect(decimal=".", thousands="")
     if isinstance(table, TableFile):
         own = table.dialect if table.is_csv else own
-        table = table.head(rows)
+        twice = sorted({name for name in table.names if table.names.count(name) > 1})
+        if twice:
+            raise DataError(f"more than one column is called {', '.join(map(repr, twice))}; rename them.")
+        places = {name: place for place, name in enumerate(table.names)}
+        try:
+            table = table.cells(places, places, table.names, rows=rows)
+        except Unreadable as problem:
+            faults = table.faults()
+            raise faults.error() if faults.found else damaged(table.path, "a csv file", problem) from problem
     if hasattr(table, "to_pandas"):
         columns = {name: table.column(name).slice(0, rows).combine_chunks() for name in table.column_names}
     else:
-        columns = {name: column_array(table[name][:rows]) for name in column_names(table)}
+        columns = {str(name): column_array(table[name][:rows]) for name in table}
     found = {}
     for name, cells in columns.items():
         spelled = []
@@ -405,19 +419,6 @@ def _texts(table: Any, rows: int) -> dict[str, Array]:
             spelled.append("" if text == "NaT" else text)
         found[name] = np.array([*spelled, ""], dtype=object)[codes]
     return found
-
-
-def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
-    """The classes, or none where the labels are measurements."""
-    known = spelled_labels([text for text in labels if not is_empty(text)])
-    if (task or task_of(known, f"the label column '{name}'")) == "regression":
-        return ()
-    distinct = np.unique(known)
-    if len(distinct) < 2:
-        raise DataError(
-            f"the label column '{name}' has one value only ({distinct.tolist()}); two classes are needed."
-        )
-    return tuple(distinct.tolist())
 
 
 class _Look:
@@ -462,8 +463,10 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
         why = "leak: one value for each label and one label for each value, so it is the label"
     if why:
         return Column(name, "unused", remark=f"unused: {why}")
-    if (days := _as_days(look)) is not None:
-        return days
+    if all(re.fullmatch(r"(19|20)\d{6}(\d{6})?", text) for text in look.counts):  # 20240131 is a date
+        for format_ in ("%Y%m%d", "%Y%m%d%H%M%S"):
+            if all(moment_in(text, format_) for text in look.counts):
+                return _dates(look, format_, False)
     if _is_identifier(look):
         seen = f"{len(look.counts)} different values in {look.there} rows"
         return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
@@ -570,7 +573,16 @@ def _number_column(look: _Look, texts: Array, leak: str = "") -> Column | None:
     values = np.repeat([read[cell][0] for cell in look.counts], [*look.counts.values()])
     few = 2 < len(look.counts) <= 10 and bool(np.all(values == np.rint(values)))
     codes = f"only {len(look.counts)} different whole numbers; a category if they are codes" if few else ""
-    remark = look.remark(codes, _far(values), leak)
+    # A number such as 999 that repeats far above all others may mean missing, too.
+    distinct, times = np.unique(values, return_counts=True)
+    seen = ""
+    if len(distinct) > 2 and distinct[0] == -1 and times[0] > 1 and distinct[1] >= 0:
+        seen = f"-1 occurs {times[0]} times, alone below zero"
+    elif len(distinct) > 2 and times[-1] > 1 and re.fullmatch(r"9{2,}|1e\+\d+", f"{distinct[-1]:g}"):
+        far = distinct[-1] >= 3 * max(abs(distinct[-2]), abs(distinct[0]))
+        seen = f"{distinct[-1]:g} occurs {times[-1]} times, far above the others" * bool(far)
+    told = f"{seen}: list it under absent if it means missing" if seen else ""
+    remark = look.remark(codes, told, leak)
     reference, scale = rounded_place(values)
     return Column(
         look.name,
@@ -609,19 +621,6 @@ def _numbers(texts: Collection[str]) -> list[float] | None:
     return [float(text) for text in texts]
 
 
-def _far(values: Array) -> str:
-    """A remark if a number such as 999 repeats far above all others: it may mean missing."""
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) > 2 and distinct[0] == -1 and counts[0] > 1 and distinct[1] >= 0:
-        return f"-1 occurs {counts[0]} times, alone below zero: list it under absent if it means missing"
-    if len(distinct) < 3 or counts[-1] < 2 or not re.fullmatch(r"9{2,}|1e\+\d+", f"{distinct[-1]:g}"):
-        return ""
-    if distinct[-1] < 3 * max(abs(distinct[-2]), abs(distinct[0])):
-        return ""
-    seen = f"{distinct[-1]:g} occurs {counts[-1]} times, far above the others"
-    return f"{seen}: list it under absent if it means missing"
-
-
 def rounded_place(values: Array) -> tuple[float, float]:
     """Rounded location (two significant digits) and spread (one digit) of the values.
 
@@ -648,16 +647,6 @@ def _date_column(look: _Look, texts: Array) -> Column | None:
         if most and len(most) > len(others) and _few_strangers(look, others):
             absent, fitting = absent | others, _date_format(most)
     return None if fitting is None else _dates(_Look(look.name, texts, absent), *fitting)
-
-
-def _as_days(look: _Look) -> Column | None:
-    """The column as dates that are spelled like whole numbers, such as 20240131."""
-    if not all(re.fullmatch(r"(19|20)\d{6}(\d{6})?", text) for text in look.counts):
-        return None
-    for format_ in ("%Y%m%d", "%Y%m%d%H%M%S"):
-        if all(moment_in(text, format_) for text in look.counts):
-            return _dates(look, format_, False)
-    return None
 
 
 def _date_format(texts: Sequence[str]) -> tuple[str | None, bool] | None:

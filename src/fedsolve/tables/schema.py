@@ -122,39 +122,40 @@ class Column:
         types = {"categories": tuple, "absent": tuple, "reference": float, "scale": float}
         for name, plain in types.items():
             object.__setattr__(self, name, plain(getattr(self, name)))
-        for problem in self._problems():
+        made, problem = self.backbone, ""
+        if self.missing not in (*RULES[self.kind], *self.categories):
+            rules = ", ".join(RULES[self.kind]) + " or one of its categories" * (self.kind == "category")
+            problem = f"missing = '{self.missing}' is no rule for a {self.kind}; choose among {rules}."
+        elif not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
+            problem = f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}."
+        elif self.bounds and not (
+            len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf
+        ):
+            problem = f"bounds must be two numbers, the smaller one first; got {list(self.bounds)}."
+        elif (self.kind == "category") != bool(self.categories):
+            problem = "a category, and nothing else, needs a list of categories."
+        elif len(set(self.categories)) != len(self.categories):
+            problem = f"categories must differ; got {', '.join(map(repr, self.categories))}."
+        elif not all(isinstance(category, str) for category in self.categories):
+            problem = 'categories must be text; write "1" for the code 1.'
+        elif not set(self.signs) <= set(SIGNS) or (self.signs and self.kind != "number"):
+            problem = f"signs are some of {SIGNS}, around numbers; got {self.signs!r}."
+        elif made is not None and not (
+            self.kind == "text"
+            and isinstance(made.address, str)
+            and type(made.width) is int
+            and made.width > 0
+        ):
+            problem = f"a backbone is for text, and has an address and a width of at least 1; got {made}."
+        elif type(self.buckets) is not int or self.buckets < 1:
+            problem = f"buckets must be a whole number, at least 1; got {self.buckets!r}."
+        if problem:
             raise DataError(f"column '{self.name}': {problem}")
         widths = {"number": 1, "date": 1, "category": len(self.categories) + 1, "text": self.buckets}
         width = widths.get(self.kind, 0) if self.backbone is None else self.backbone.width
         object.__setattr__(self, "width", width + (self.missing == "flag"))
         numbers = [float(text) for text in self.absent if self.kind == "number" and NUMBER.fullmatch(text)]
         object.__setattr__(self, "sentinels", tuple(numbers))
-
-    def _problems(self) -> Iterable[str]:
-        if self.missing not in (*RULES[self.kind], *self.categories):
-            rules = ", ".join(RULES[self.kind])
-            more = " or one of its categories" * (self.kind == "category")
-            yield f"missing = '{self.missing}' is no rule for a {self.kind}; choose among {rules}{more}."
-        if not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
-            yield f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}."
-        if self.bounds and not (
-            len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf
-        ):
-            yield f"bounds must be two numbers, the smaller one first; got {list(self.bounds)}."
-        if (self.kind == "category") != bool(self.categories):
-            yield "a category, and nothing else, needs a list of categories."
-        if len(set(self.categories)) != len(self.categories):
-            yield f"categories must differ; got {', '.join(map(repr, self.categories))}."
-        if not all(isinstance(category, str) for category in self.categories):
-            yield 'categories must be text; write "1" for the code 1.'
-        if not set(self.signs) <= set(SIGNS) or (self.signs and self.kind != "number"):
-            yield f"signs are some of {SIGNS}, around numbers; got {self.signs!r}."
-        if (made := self.backbone) is not None:
-            named = isinstance(made.address, str) and type(made.width) is int and made.width > 0
-            if self.kind != "text" or not named:
-                yield f"a backbone is for text, and has an address and a width of at least 1; got {made}."
-        if type(self.buckets) is not int or self.buckets < 1:
-            yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ one, every column but the label is a number that must be there. A file that cann
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import re
 import warnings
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -248,18 +249,6 @@ class TableFile:
         found.add("", range(len(uneven)), uneven.__getitem__, _UNEVEN)
         return found
 
-    def head(self, rows: int) -> Any:
-        """The first rows as a pyarrow Table, cells as the file has them."""
-        twice = sorted({name for name in self.names if self.names.count(name) > 1})
-        if twice:
-            raise DataError(f"more than one column is called {', '.join(map(repr, twice))}; rename them.")
-        places = {name: place for place, name in enumerate(self.names)}
-        try:
-            return self.cells(places, places, self.names, rows=rows)
-        except Unreadable as problem:
-            faults = self.faults()
-            raise faults.error() if faults.found else damaged(self.path, "a csv file", problem) from problem
-
     def cells(
         self,
         wanted: Mapping[str, Any],
@@ -293,6 +282,9 @@ class TableFile:
         kinds = {str(places[name]): arrow.string() if name in kept else coded for name in wanted}
         kinds |= {str(places[name]): arrow.float64() for name in numbers if name not in spelled}
         place = str(source.path) if source.path is not None else arrow.BufferReader(source.content)
+        # A cell may span several lines only if the file has quotes.
+        with io.BytesIO(source.content) if source.path is None else source.path.open("rb") as raw:
+            quoted = source.packed or any(b'"' in block for block in iter(partial(raw.read, 1 << 20), b""))
         options = (
             arrow_csv.ReadOptions(
                 column_names=[str(place) for place in range(len(self.names))],
@@ -302,7 +294,7 @@ class TableFile:
             ),
             arrow_csv.ParseOptions(
                 delimiter=self._delimiter,
-                newlines_in_values=source.quoted,
+                newlines_in_values=quoted,
                 invalid_row_handler=None if typed else lambda row: "skip",
             ),
             arrow_csv.ConvertOptions(
@@ -412,11 +404,11 @@ def _file_table(
     known = schema if described or (layout.header and labelled and width is None) else None
 
     def rows(cells: Any, faults: Faults) -> Table:
-        features = encode(schema, cells, extra="ignore", faults=faults)
+        features = encode(schema, cells, faults=faults)
         found = {what: _filled(cells, name, described, faults) for what, name in filled.items()}
         flags = {name: _filled(cells, name, described, faults) for name in several}
         for what, column in amounts.items():
-            found[what] = encode(Schema((column,)), cells, extra="ignore", faults=faults)[:, 0]
+            found[what] = encode(Schema((column,)), cells, faults=faults)[:, 0]
         kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
         if weights is not None and np.any(weights < 0):
