@@ -298,7 +298,7 @@ class RayFederation(Federation):
 
     def _rows(self, seat: str) -> int:
         if self._partition is not None:
-            return self._partition.size(self._partition.places[seat])
+            return int(self._partition.sizes[self._partition.places[seat]])
         return self._seen[seat].rows if seat in self._seen else 1
 
     def _width(self) -> int:

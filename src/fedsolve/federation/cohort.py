@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError, TermError
-from fedsolve.federation.messages import Request, Term, Total, packed_size
+from fedsolve.federation.messages import Request, Term, Total, named
 
 UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
@@ -57,22 +57,22 @@ class TermLayout:
     def numbers(self) -> int:
         """How many numbers such a term sends."""
         return sum(
-            packed_size(shape[0]) if symmetric else int(np.prod(shape, dtype=np.int64))
+            shape[0] * (shape[0] + 1) // 2 if symmetric else int(np.prod(shape, dtype=np.int64))
             for shape, symmetric in self.forms.values()
         )
 
-    def check(self, other: TermLayout, who: str) -> None:
+    def check(self, other: TermLayout, *who: str) -> None:
         """Refuse the layout of another term unless it equals this one. who: who sent that term."""
         remedy = "All participants must answer the same request."
         for name, form in other.forms.items():
             if form != (expected := self.forms.get(name, form)):
                 raise TermError(
-                    f"terms do not fit together: '{name}' of {who} has shape {_shown(form)}, expected "
+                    f"terms do not fit together: '{name}' of {named(who)} has shape {_shown(form)}, expected "
                     f"{_shown(expected)}. {remedy}"
                 )
         if other.forms.keys() != self.forms.keys():
             raise TermError(
-                f"terms do not fit together: {who} sent {sorted(other.forms)}, expected "
+                f"terms do not fit together: {named(who)} sent {sorted(other.forms)}, expected "
                 f"{sorted(self.forms)}. {remedy}"
             )
 
@@ -92,11 +92,6 @@ class Answer:
     catch_up_bytes: int = 0
 
 
-def named(clients: tuple[str, ...]) -> str:
-    """One client by its name, several by the first and the last."""
-    return f"'{clients[0]}'" if len(clients) == 1 else f"'{clients[0]}' to '{clients[-1]}'"
-
-
 @dataclass(eq=False)
 class RunningSum:
     """Adds answers in the order given, which is that of the clients' names in every engine.
@@ -110,7 +105,7 @@ class RunningSum:
 
     layout: TermLayout | None = None
     term: Term = field(default_factory=Term)
-    _first: tuple[str, TermLayout] | None = field(default=None, init=False)
+    _first: tuple[tuple[str, ...], TermLayout] | None = field(default=None, init=False)
     _alike: int = field(default=0, init=False)
 
     def check(
@@ -120,46 +115,51 @@ class RunningSum:
 
         May be called from several threads: it does not depend on what was added before.
         """
-        who = named(clients)
         for name in term.arrays:
             if "@" in name and _shared_name(name, clients) == name:
                 raise TermError(
-                    f"{who} sent '{name}': what is gathered ends in @ and the name of its own client."
+                    f"{named(clients)} sent '{name}': what is gathered ends in @ and the name of its own "
+                    "client."
                 )
-        if self.layout is not None and not _abstains(term):
-            self.layout.check(TermLayout.of(term, *clients), who)
-        term.check_finite(who)
+        if self.layout is not None and (term.arrays or not term.counts):
+            self.layout.check(TermLayout.of(term, *clients), *clients)
+        term.check_finite(*clients)
         for name, count in term.counts.items():
             if abs(count) > _LARGEST_COUNT:
-                raise TermError(f"{who}: the count '{name}' has {len(str(count))} digits, too many.")
+                raise TermError(
+                    f"{named(clients)}: the count '{name}' has {len(str(count))} digits, too many."
+                )
         for name, factor in term.factors.items():
             if not np.isfinite(factor):
+                who = named(clients)
                 raise TermError(f"{who}: the factor of '{name}' is {factor}. Check its rows and weights.")
         return Answer(clients, term, empty, len(clients) * term.nbytes, catch_up_bytes)
 
-    def check_fits(self, answer: Answer) -> None:
-        """Refuse an answer that cannot be added to those before it."""
-        if self._first is None or _abstains(answer.term):
-            return
-        first, layout = self._first
-        who = named(answer.clients)
-        try:
-            layout.check(TermLayout.of(answer.term, *answer.clients, shared=True), who)
-        except TermError as problem:
-            if self._alike == 1:
-                raise Contradiction(first, str(problem)) from problem
-            raise
+    def check_fits(self, answer: Answer) -> TermLayout | None:
+        """What an answer looks like; refused if it cannot be added to those before it.
+
+        None: it has only counts, such as that of a client without rows, and fits any sum.
+        """
+        if answer.term.counts and not answer.term.arrays:
+            return None
+        found = TermLayout.of(answer.term, *answer.clients, shared=True)
+        if self._first is not None:
+            first, layout = self._first
+            try:
+                layout.check(found, *answer.clients)
+            except TermError as problem:
+                if self._alike == 1:
+                    raise Contradiction(named(first), str(problem)) from problem
+                raise
+        return found
 
     def add(self, answer: Answer) -> None:
         """Add an answer, or refuse it and leave the sum as it is."""
-        self.check_fits(answer)
+        found = self.check_fits(answer)
         self.term.add(answer.term)
-        if _abstains(answer.term):
-            return
-        if self._first is None:
-            layout = TermLayout.of(answer.term, *answer.clients, shared=True)
-            self._first = named(answer.clients), layout
-        self._alike += 1
+        if found is not None:
+            self._first = self._first or (answer.clients, found)
+            self._alike += 1
 
 
 class Missing(Exception):
@@ -315,11 +315,6 @@ def plain(said: Any) -> str:
 def _shared_name(name: str, clients: tuple[str, ...]) -> str:
     """The name of a client's own array, such as "own@client", without the client."""
     return next((name.removesuffix(client) for client in clients if name.endswith(f"@{client}")), name)
-
-
-def _abstains(term: Term) -> bool:
-    """Whether a term has only counts, such as that of a client without rows; it then fits any sum."""
-    return not term.arrays and bool(term.counts)
 
 
 def _shown(form: tuple[tuple[int, ...], bool]) -> str:

@@ -74,7 +74,7 @@ class LocalFederation(Members, Federation):
         super().__init__(common, device)
         for participant in () if isinstance(participants, PartitionedRows) else participants:
             self.add(participant)
-        if not len(self):
+        if not self.clients:
             raise DataError("a federation needs at least one participant; got none.")
         given = (each for _, each in self.label_sets())
         self.label_names = tuple(map(str, label_names or (() if self.schema is None else self.schema.labels)))
@@ -151,15 +151,15 @@ class LocalFederation(Members, Federation):
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         started = time.perf_counter()
-        report, sums = CohortReport.of(request, self), RunningSum()
+        report, sums = CohortReport.of(request, {*self.clients}), RunningSum()
         present = [name for name in report.asked if name not in report.absent]
         batches = self._in_batches(present, request, chain)
         workers = max(1, min(self.workers, len(batches)))
         window = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
         self._spaces += [Workspace() for _ in range(window - len(self._spaces))]
         # A single client, and clients that share a device, have all threads.
-        alone = len(self) == 1 or all(
-            batch.union is not None and batch.union.memory.device != "cpu" for batch in batches
+        alone = len(self.clients) == 1 or all(
+            batch.union is not None and batch.union.memory.kernels.device != "cpu" for batch in batches
         )
         ask = partial(Batch.ask, request=request, chain=chain, sums=sums)
         outcomes = _in_order(batches, ask, workers, self._spaces[:window])
@@ -174,7 +174,7 @@ class LocalFederation(Members, Federation):
         return report.total(sums, request, self.min_clients)
 
     def _in_batches(self, cohort: Sequence[str], request: Request, chain: Chain) -> list[Batch]:
-        everybody = len(cohort) == len(self)
+        everybody = len(cohort) == len(self.clients)
         names = batched(cohort, self.rows, request, chain, everybody, self.device, self.device_of)
         return self.batches(names, request, chain)
 
@@ -190,9 +190,11 @@ class LocalFederation(Members, Federation):
     ) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
 
+        known = {*self.clients}
+
         def ask(name: str) -> bytes | Exception:
             try:
-                if name not in self:
+                if name not in known:
                     raise Missing("absent", UNKNOWN)
                 return self[name].reply(channel, letters[name])
             except Exception as problem:  # one client's failure does not affect the others
@@ -211,7 +213,7 @@ class LocalFederation(Members, Federation):
         rows = sum(self.client_rows().values())
         what = f"{len(self.label_names)} labels, " if self.label_names else f"{self.task}, "
         what = "" if self.task == "classification" else what
-        return f"LocalFederation({len(self)} clients, {rows} rows, {what}workers={self.workers})"
+        return f"LocalFederation({len(self.clients)} clients, {rows} rows, {what}workers={self.workers})"
 
     def _repr_html_(self) -> str:
         """For notebooks: the clients with their rows, the first and the last of many."""

@@ -28,7 +28,7 @@ from fedsolve.arrays import check_choice
 from fedsolve.calibration import Calibration, Spread, kept_from
 from fedsolve.errors import CalibrationWarning, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK
-from fedsolve.federation.engine import Federation, Follow, Followers, Spec, Training, following
+from fedsolve.federation.engine import Federation, Follow, Followers, Spec, Training
 from fedsolve.federation.folds import PART, Part
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Block, Request, Total
@@ -123,7 +123,7 @@ class Recipe(Generic[M]):
         told = federation.told if self.told is None and math.isfinite(federation.told) else self.told
         method = self.method.afforded(spec) if self.method.chooses else self.method
         recipe = dataclasses.replace(self, method=method, told=told)
-        heard, run = following(follow), recipe.start(spec)
+        heard, run = Followers(follow if isinstance(follow, Sequence) else [follow]), recipe.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
