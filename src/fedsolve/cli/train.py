@@ -342,8 +342,8 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
     if split.kind is not None:
         dealt = {"kind": split.kind, **split.options, "seed": split.seed}
     owners = np.empty(len(data), dtype=np.int64)
-    for index, participant in enumerate(federation.participants):
-        owners[participant.data.rows] = index
+    for index, name in enumerate(federation.clients):
+        owners[federation[name].data.rows] = index
     classes = None if spec.classes is None else spec.classes.tolist()
     rows = {} if classes is None else {one: float(np.mean(data.labels == one)) for one in classes}
     return {
@@ -355,7 +355,7 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
         "largest_class": max(rows.items(), key=lambda one: one[1], default=None),
         "labels": list(spec.labels) or None,
         "clients": len(federation.clients),
-        "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
+        "empty_clients": len(federation.clients) - len(np.unique(owners)),
         "partition": {
             **dealt,
             "heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners),

@@ -153,7 +153,9 @@ class LocalFederation(Members, Federation):
         started = time.perf_counter()
         report, sums = CohortReport.of(request, {*self.clients}), RunningSum()
         present = [name for name in report.asked if name not in report.absent]
-        batches = self._in_batches(present, request, chain)
+        everybody = len(present) == len(self.clients)
+        names = batched(present, self.rows, request, chain, everybody, self.device, self.device_of)
+        batches = self.batches(names, request, chain)
         workers = max(1, min(self.workers, len(batches)))
         window = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
         self._spaces += [Workspace() for _ in range(window - len(self._spaces))]
@@ -173,15 +175,12 @@ class LocalFederation(Members, Federation):
             self._term_bytes = report.bytes_up // len(report.answered)
         return report.total(sums, request, self.min_clients)
 
-    def _in_batches(self, cohort: Sequence[str], request: Request, chain: Chain) -> list[Batch]:
-        everybody = len(cohort) == len(self.clients)
-        names = batched(cohort, self.rows, request, chain, everybody, self.device, self.device_of)
-        return self.batches(names, request, chain)
-
     def place_rows(self) -> None:
         """Copy rows to the devices that clients compute on now, instead of in the first exchange."""
         # Clients of a device are one batch in every question about sums over rows.
-        for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
+        about = Request("evaluate", 0, 0, self.clients), Chain()
+        names = batched(self.clients, self.rows, *about, True, self.device, self.device_of)
+        for batch in self.batches(names, *about):
             if self.device_of(batch.names[0]) != "cpu":
                 (batch.union or self[batch.names[0]]).place_rows()
 
