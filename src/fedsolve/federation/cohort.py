@@ -6,7 +6,7 @@ cost, and words its errors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -203,13 +203,6 @@ class CohortReport:
     bytes_up: int = 0
     catch_up_bytes: int = 0
     seconds: float = 0.0
-
-    @classmethod
-    def of(cls, request: Request, members: Container[str]) -> CohortReport:
-        """The report of a request that is about to be sent to those of its cohort among `members`."""
-        report = cls(request.exchange, request.kind, tuple(sorted(request.cohort)))
-        report.absent = {name: UNKNOWN for name in report.asked if name not in members}
-        return report
 
     @property
     def missing(self) -> dict[str, str]:

@@ -151,8 +151,10 @@ class LocalFederation(Members, Federation):
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         started = time.perf_counter()
-        report, sums = CohortReport.of(request, {*self.clients}), RunningSum()
-        present = [name for name in report.asked if name not in report.absent]
+        report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+        sums, known = RunningSum(), {*self.clients}
+        report.absent = {name: UNKNOWN for name in report.asked if name not in known}
+        present = [name for name in report.asked if name in known]
         everybody = len(present) == len(self.clients)
         names = batched(present, self.rows, request, chain, everybody, self.device, self.device_of)
         batches = self.batches(names, request, chain)

@@ -186,7 +186,8 @@ class NetworkFederation(Federation):
         started = time.monotonic()
         if request.exchange == 0 and not self._roster.members:
             self.describe()
-        report = CohortReport.of(request, self._roster.members)
+        report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+        report.absent = {name: UNKNOWN for name in report.asked if name not in self._roster.members}
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
         sums, largest = self._sums(request, chain)
