@@ -40,7 +40,7 @@ from fedsolve.gradient.watch import Watch, rounds_of
 from fedsolve.labels import Task
 from fedsolve.pages.words import known, percent, traffic_words
 from fedsolve.scoring.client_scores import own_models, personal_files
-from fedsolve.scoring.evaluation import doubts_about, held_out_accuracy
+from fedsolve.scoring.evaluation import doubts_about, evaluate, held_out_accuracy
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
@@ -271,7 +271,7 @@ def _train(
         # time that every client by itself would take, and the count is the same.
         networks = isinstance(model, GradientModel)
         accuracy: dict[str, Any] = {
-            "train": model.score(data.features, data.labels) if networks else engine.evaluate(model),
+            "train": model.score(data.features, data.labels) if networks else evaluate(engine, model),
             "test": None if test is None else model.score(test.features, test.labels),
         }
         accuracy["held_out"] = held_out_accuracy(model, balanced=options.class_weight is not None)

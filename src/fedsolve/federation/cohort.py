@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError, TermError
-from fedsolve.federation.messages import Request, Term, Total, named
+from fedsolve.federation.messages import Request, Term, Total, check_triangle, named
 
 UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
@@ -49,9 +49,14 @@ class TermLayout:
 
         shared: only the arrays that are added to those of others; methods that gather have some besides.
         """
-        named = {n: n if "@" not in n else _shared_name(n, clients) for n in term.arrays}
-        kept = {name: called for name, called in named.items() if not (shared and "@" in called)}
-        return cls({called: (term.shape(n), n in term.symmetric) for n, called in kept.items()})
+        forms: dict[str, tuple[tuple[int, ...], bool]] = {}
+        for name, array in term.arrays.items():
+            called = name if "@" not in name else _shared_name(name, clients)
+            symmetric = name in term.symmetric
+            packed = symmetric and array.ndim == 1
+            if not (shared and "@" in called):
+                forms[called] = (check_triangle(array),) * 2 if packed else array.shape, symmetric
+        return cls(forms)
 
     @property
     def numbers(self) -> int:

@@ -27,7 +27,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.client_data import ClientData, joined
 from fedsolve.federation.cohort import Answer, RunningSum
 from fedsolve.federation.fingerprints import Held, Holdings, held_by
-from fedsolve.federation.messages import Chain, Needs, Request
+from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import TOGETHER, Participant, Workspace, ask, kind_of
 from fedsolve.labels import TASKS, Task, task_of
 from fedsolve.tables.schema import Schema
@@ -189,13 +189,28 @@ class Batch:
         apart: Exception | None = None
         if len(self.names) > 1:
             try:
-                answers = self._together(request, workspace, sums)
-                if answers is not None:
-                    return answers, {}
+                together = self._together(request, workspace, sums)
+                if together is not None:
+                    return together, {}
             except Exception as problem:
                 # Asking one by one below shows which client failed; the memory of the batch is freed.
                 apart = problem.with_traceback(None)
-        answers, failed = self._one_by_one(request, chain, workspace, sums)
+        answers: list[Answer] = []
+        failed: dict[str, Exception] = {}
+        # Of a step that gives sums their sum is kept, since each term reuses the workspace.
+        partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None
+        for name in self.names:
+            try:
+                participant = self.members[name]
+                term, catch_up = ask(participant, request, chain, workspace)
+                empty = () if len(participant.data) else (name,)
+                answer = sums.check(term, name, empty=empty, catch_up_bytes=catch_up)
+                if partial is not None:
+                    partial.add(answer)
+            except Exception as problem:  # reported with the client's name
+                failed[name] = problem
+            else:
+                answers.append(answer)
         if apart is not None and not failed:
             warnings.warn(
                 f"{len(self.names)} clients from '{self.names[0]}' on could not answer together "
@@ -203,7 +218,7 @@ class Batch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return answers, failed
+        return answers if partial is None else _whole(answers, partial.term), failed
 
     def _together(self, request: Request, workspace: Workspace, sums: RunningSum) -> list[Answer] | None:
         """Answers of a union or of a group; None where the clients must be asked one by one."""
@@ -226,33 +241,17 @@ class Batch:
             for name, term in zip(self.names, group(data, request, memories), strict=True)
         ]
 
-    def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
-        """The clients' answers; of a step that gives sums their sum, since each term reuses the workspace."""
-        answers: list[Answer] = []
-        failed: dict[str, Exception] = {}
-        partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None
-        for name in self.names:
-            try:
-                participant = self.members[name]
-                term, catch_up = ask(participant, request, chain, workspace)
-                empty = () if len(participant.data) else (name,)
-                answer = sums.check(term, name, empty=empty, catch_up_bytes=catch_up)
-                if partial is not None:
-                    partial.add(answer)
-            except Exception as problem:  # reported with the client's name
-                failed[name] = problem
-            else:
-                answers.append(answer)
-        if partial is None or not answers:
-            return answers, failed
-        whole = Answer(
-            clients=tuple(name for answer in answers for name in answer.clients),
-            term=partial.term,
-            empty=tuple(name for answer in answers for name in answer.empty),
-            bytes_up=sum(answer.bytes_up for answer in answers),
-            catch_up_bytes=sum(answer.catch_up_bytes for answer in answers),
-        )
-        return [whole], failed
+
+def _whole(answers: Sequence[Answer], term: Term) -> list[Answer]:
+    """Answers whose terms were added, as one; none where nobody answered."""
+    whole = Answer(
+        clients=tuple(name for answer in answers for name in answer.clients),
+        term=term,
+        empty=tuple(name for answer in answers for name in answer.empty),
+        bytes_up=sum(answer.bytes_up for answer in answers),
+        catch_up_bytes=sum(answer.catch_up_bytes for answer in answers),
+    )
+    return [whole] if answers else []
 
 
 @dataclass(frozen=True)

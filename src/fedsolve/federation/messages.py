@@ -158,13 +158,6 @@ class Term:
             for n, array in self.arrays.items()
         )
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape that methods see of an array, whether it is packed or not."""
-        array = self.arrays[name]
-        if name in self.symmetric and array.ndim == 1:
-            return (check_triangle(array),) * 2
-        return array.shape
-
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; arrays of one name must have one shape, the others are taken over."""
         for name in [name for name in other.arrays if name in self.arrays]:
