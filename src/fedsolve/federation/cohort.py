@@ -218,13 +218,6 @@ class CohortReport:
         """Share of those asked that are in the sum."""
         return len(self.answered) / len(self.asked) if self.asked else 0.0
 
-    def enter(self, answer: Answer) -> None:
-        """Note that this answer was added."""
-        self.answered += answer.clients
-        self.empty += answer.empty
-        self.bytes_up += answer.bytes_up
-        self.catch_up_bytes += answer.catch_up_bytes
-
     def take(
         self, sums: RunningSum, answers: Iterable[Answer], failed: dict[str, Exception]
     ) -> dict[str, Exception]:
@@ -234,8 +227,11 @@ class CohortReport:
                 sums.add(answer)
             except TermError as problem:
                 failed |= dict.fromkeys(answer.clients, problem)
-            else:
-                self.enter(answer)
+                continue
+            self.answered += answer.clients
+            self.empty += answer.empty
+            self.bytes_up += answer.bytes_up
+            self.catch_up_bytes += answer.catch_up_bytes
         for name, cause in sorted(failed.items()):
             self.lose(name, cause)
         return failed

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum
@@ -76,7 +78,8 @@ class LocalFederation(Members, Federation):
             self.add(participant)
         if not self.clients:
             raise DataError("a federation needs at least one participant; got none.")
-        given = (each for _, each in self.label_sets())
+        made = (participant.data.own_labels() for participant in self.made.values())
+        given = made if common is None else [common.labels]
         self.label_names = tuple(map(str, label_names or (() if self.schema is None else self.schema.labels)))
         self.task = task_for("regression" if self.label_names else task, classes, self.schema, given)
         self.workers = workers if workers is not None else usable_cores()
@@ -143,9 +146,16 @@ class LocalFederation(Members, Federation):
 
     def describe(self) -> Spec:
         assert self._width is not None
-        labels = self.label_sets()
-        found = Spec.of(self._width, labels, self.task, self.classes, self.prefers, self.device)
-        for _, each in labels if self.label_names else ():
+        labels = {name: participant.data.own_labels() for name, participant in sorted(self.made.items())}
+        if self._unmade:  # these come as one array
+            assert self._partition is not None
+            together, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds
+            if len(self._unmade) < len(bounds) - 1:
+                spans = [order[bounds[client] : bounds[client + 1]] for client in self._unmade.values()]
+                together = together[np.concatenate(spans)]
+            labels[next(iter(self._unmade))] = together
+        found = Spec.of(self._width, labels.items(), self.task, self.classes, self.prefers, self.device)
+        for each in labels.values() if self.label_names else ():
             label_matrix(each, self.label_names)
         return dataclasses.replace(found, labels=self.label_names)
 

@@ -363,18 +363,6 @@ class Members:
         assert self._partition is not None
         return int(self._partition.sizes[client])
 
-    def label_sets(self) -> list[tuple[str, Array]]:
-        """Labels with the name of their client; those of all clients not made yet come as one array."""
-        found = [(name, participant.data.own_labels()) for name, participant in sorted(self.made.items())]
-        if self._unmade:
-            assert self._partition is not None
-            labels, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds
-            if len(self._unmade) < len(bounds) - 1:
-                spans = [order[bounds[client] : bounds[client + 1]] for client in self._unmade.values()]
-                labels = labels[np.concatenate(spans)]
-            found.append((next(iter(self._unmade)), labels))
-        return found
-
     def holdings(self) -> Holdings:
         """Who holds what: a run is resumed only with the rows that its clients had.
 

@@ -203,8 +203,8 @@ class NetworkFederation(Federation):
                         continue
                     self._finish(report, started)
                     raise report.stopped(name, cause, _GOING_ON) from cause
-                sums.add(answer)
-                report.enter(answer)
+                for refusal in report.take(sums, [answer], {}).values():  # it was found to fit
+                    raise refusal
                 del answer  # the next one takes its place
         self._finish(report, started)
         return report.total(sums, request, self.min_clients)
