@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, Contradiction, Missing, RunningSum, TermLayout
+from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum, TermLayout
 from fedsolve.federation.encoding import encode_term, read_term
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -184,13 +184,13 @@ def test_numbers_that_would_spoil_the_sum_are_refused_by_name(term: Term, words:
 
 def report_of(*answered: str, kind: str = "afl") -> tuple[CohortReport, RunningSum, Request]:
     request = Request(kind, 3, 0, ("d", "a", "c", "b", "e"), arrays={"weight": np.ones(4)})
-    report, sums = CohortReport.of(request, {"a", "b", "c", "d"}), RunningSum()
+    report, sums = CohortReport(request.exchange, request.kind, tuple("abcde")), RunningSum()
+    report.absent = {"e": UNKNOWN}
     for name in answered:
         answer = sums.check(
             Term({"value": np.ones(2)}, {"rows": 1}), name, empty=("b",) if name == "b" else ()
         )
-        sums.add(answer)
-        report.enter(answer)
+        assert not report.take(sums, [answer], {})
     return report, sums, request
 
 

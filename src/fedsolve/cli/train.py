@@ -41,7 +41,7 @@ from fedsolve.gradient.watch import Watch, rounds_of
 from fedsolve.labels import Task
 from fedsolve.pages.words import known, percent, traffic_words
 from fedsolve.scoring.client_scores import own_models, personal_files
-from fedsolve.scoring.evaluation import doubts_about, held_out_accuracy
+from fedsolve.scoring.evaluation import doubts_about, evaluate, held_out_accuracy
 from fedsolve.tables.proposal import propose_for, summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
@@ -282,7 +282,7 @@ def _train(
         # time that every client by itself would take, and the count is the same.
         networks = isinstance(model, GradientModel)
         accuracy: dict[str, Any] = {
-            "train": model.score(data.features, data.labels) if networks else engine.evaluate(model),
+            "train": model.score(data.features, data.labels) if networks else evaluate(engine, model),
             "test": None if test is None else model.score(test.features, test.labels),
         }
         accuracy["held_out"] = held_out_accuracy(model, balanced=options.class_weight is not None)
@@ -353,8 +353,8 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
     if split.kind is not None:
         dealt = {"kind": split.kind, **split.options, "seed": split.seed}
     owners = np.empty(len(data), dtype=np.int64)
-    for index, participant in enumerate(federation.participants):
-        owners[participant.data.rows] = index
+    for index, name in enumerate(federation.clients):
+        owners[federation[name].data.rows] = index
     classes = None if spec.classes is None else spec.classes.tolist()
     rows = {} if classes is None else {one: float(np.mean(data.labels == one)) for one in classes}
     return {
@@ -366,7 +366,7 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
         "largest_class": max(rows.items(), key=lambda one: one[1], default=None),
         "labels": list(spec.labels) or None,
         "clients": len(federation.clients),
-        "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
+        "empty_clients": len(federation.clients) - len(np.unique(owners)),
         "partition": {
             **dealt,
             "heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners),

@@ -23,7 +23,7 @@ from fedsolve.cluster.lanes import Lane, Node, in_lanes, shares
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.worker import Seen
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum, plain
+from fedsolve.federation.cohort import UNKNOWN, Answer, CohortReport, Missing, RunningSum, plain
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.fingerprints import Held, Holdings
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
@@ -183,7 +183,9 @@ class RayFederation(Federation):
         started = time.perf_counter()
         self.describe()  # lanes follow from the rows
         for attempt in range(self._restarts + 1):
-            report = CohortReport.of(request, set(self._names))
+            report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+            known = {*self._names}
+            report.absent = {name: UNKNOWN for name in report.asked if name not in known}
             lanes = self._lanes([name for name in report.asked if name not in report.absent], request, chain)
             try:
                 term = self._asked(replace(request, cohort=()), chain, lanes, report)
@@ -298,7 +300,7 @@ class RayFederation(Federation):
 
     def _rows(self, seat: str) -> int:
         if self._partition is not None:
-            return self._partition.size(self._partition.places[seat])
+            return int(self._partition.sizes[self._partition.places[seat]])
         return self._seen[seat].rows if seat in self._seen else 1
 
     def _width(self) -> int:

@@ -6,14 +6,14 @@ cost, and words its errors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError, TermError
-from fedsolve.federation.messages import Request, Term, Total, packed_size
+from fedsolve.federation.messages import Request, Term, Total, check_triangle, named
 
 UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
@@ -49,30 +49,35 @@ class TermLayout:
 
         shared: only the arrays that are added to those of others; methods that gather have some besides.
         """
-        named = {n: n if "@" not in n else _shared_name(n, clients) for n in term.arrays}
-        kept = {name: called for name, called in named.items() if not (shared and "@" in called)}
-        return cls({called: (term.shape(n), n in term.symmetric) for n, called in kept.items()})
+        forms: dict[str, tuple[tuple[int, ...], bool]] = {}
+        for name, array in term.arrays.items():
+            called = name if "@" not in name else _shared_name(name, clients)
+            symmetric = name in term.symmetric
+            packed = symmetric and array.ndim == 1
+            if not (shared and "@" in called):
+                forms[called] = (check_triangle(array),) * 2 if packed else array.shape, symmetric
+        return cls(forms)
 
     @property
     def numbers(self) -> int:
         """How many numbers such a term sends."""
         return sum(
-            packed_size(shape[0]) if symmetric else int(np.prod(shape, dtype=np.int64))
+            shape[0] * (shape[0] + 1) // 2 if symmetric else int(np.prod(shape, dtype=np.int64))
             for shape, symmetric in self.forms.values()
         )
 
-    def check(self, other: TermLayout, who: str) -> None:
+    def check(self, other: TermLayout, *who: str) -> None:
         """Refuse the layout of another term unless it equals this one. who: who sent that term."""
         remedy = "All participants must answer the same request."
         for name, form in other.forms.items():
             if form != (expected := self.forms.get(name, form)):
                 raise TermError(
-                    f"terms do not fit together: '{name}' of {who} has shape {_shown(form)}, expected "
+                    f"terms do not fit together: '{name}' of {named(who)} has shape {_shown(form)}, expected "
                     f"{_shown(expected)}. {remedy}"
                 )
         if other.forms.keys() != self.forms.keys():
             raise TermError(
-                f"terms do not fit together: {who} sent {sorted(other.forms)}, expected "
+                f"terms do not fit together: {named(who)} sent {sorted(other.forms)}, expected "
                 f"{sorted(self.forms)}. {remedy}"
             )
 
@@ -92,11 +97,6 @@ class Answer:
     catch_up_bytes: int = 0
 
 
-def named(clients: tuple[str, ...]) -> str:
-    """One client by its name, several by the first and the last."""
-    return f"'{clients[0]}'" if len(clients) == 1 else f"'{clients[0]}' to '{clients[-1]}'"
-
-
 @dataclass(eq=False)
 class RunningSum:
     """Adds answers in the order given, which is that of the clients' names in every engine.
@@ -110,7 +110,7 @@ class RunningSum:
 
     layout: TermLayout | None = None
     term: Term = field(default_factory=Term)
-    _first: tuple[str, TermLayout] | None = field(default=None, init=False)
+    _first: tuple[tuple[str, ...], TermLayout] | None = field(default=None, init=False)
     _alike: int = field(default=0, init=False)
 
     def check(
@@ -120,46 +120,51 @@ class RunningSum:
 
         May be called from several threads: it does not depend on what was added before.
         """
-        who = named(clients)
         for name in term.arrays:
             if "@" in name and _shared_name(name, clients) == name:
                 raise TermError(
-                    f"{who} sent '{name}': what is gathered ends in @ and the name of its own client."
+                    f"{named(clients)} sent '{name}': what is gathered ends in @ and the name of its own "
+                    "client."
                 )
-        if self.layout is not None and not _abstains(term):
-            self.layout.check(TermLayout.of(term, *clients), who)
-        term.check_finite(who)
+        if self.layout is not None and (term.arrays or not term.counts):
+            self.layout.check(TermLayout.of(term, *clients), *clients)
+        term.check_finite(*clients)
         for name, count in term.counts.items():
             if abs(count) > _LARGEST_COUNT:
-                raise TermError(f"{who}: the count '{name}' has {len(str(count))} digits, too many.")
+                raise TermError(
+                    f"{named(clients)}: the count '{name}' has {len(str(count))} digits, too many."
+                )
         for name, factor in term.factors.items():
             if not np.isfinite(factor):
+                who = named(clients)
                 raise TermError(f"{who}: the factor of '{name}' is {factor}. Check its rows and weights.")
         return Answer(clients, term, empty, len(clients) * term.nbytes, catch_up_bytes)
 
-    def check_fits(self, answer: Answer) -> None:
-        """Refuse an answer that cannot be added to those before it."""
-        if self._first is None or _abstains(answer.term):
-            return
-        first, layout = self._first
-        who = named(answer.clients)
-        try:
-            layout.check(TermLayout.of(answer.term, *answer.clients, shared=True), who)
-        except TermError as problem:
-            if self._alike == 1:
-                raise Contradiction(first, str(problem)) from problem
-            raise
+    def check_fits(self, answer: Answer) -> TermLayout | None:
+        """What an answer looks like; refused if it cannot be added to those before it.
+
+        None: it has only counts, such as that of a client without rows, and fits any sum.
+        """
+        if answer.term.counts and not answer.term.arrays:
+            return None
+        found = TermLayout.of(answer.term, *answer.clients, shared=True)
+        if self._first is not None:
+            first, layout = self._first
+            try:
+                layout.check(found, *answer.clients)
+            except TermError as problem:
+                if self._alike == 1:
+                    raise Contradiction(named(first), str(problem)) from problem
+                raise
+        return found
 
     def add(self, answer: Answer) -> None:
         """Add an answer, or refuse it and leave the sum as it is."""
-        self.check_fits(answer)
+        found = self.check_fits(answer)
         self.term.add(answer.term)
-        if _abstains(answer.term):
-            return
-        if self._first is None:
-            layout = TermLayout.of(answer.term, *answer.clients, shared=True)
-            self._first = named(answer.clients), layout
-        self._alike += 1
+        if found is not None:
+            self._first = self._first or (answer.clients, found)
+            self._alike += 1
 
 
 class Missing(Exception):
@@ -204,13 +209,6 @@ class CohortReport:
     catch_up_bytes: int = 0
     seconds: float = 0.0
 
-    @classmethod
-    def of(cls, request: Request, members: Container[str]) -> CohortReport:
-        """The report of a request that is about to be sent to those of its cohort among `members`."""
-        report = cls(request.exchange, request.kind, tuple(sorted(request.cohort)))
-        report.absent = {name: UNKNOWN for name in report.asked if name not in members}
-        return report
-
     @property
     def missing(self) -> dict[str, str]:
         return dict(sorted({**self.failed, **self.late, **self.absent}.items()))
@@ -219,13 +217,6 @@ class CohortReport:
     def coverage(self) -> float:
         """Share of those asked that are in the sum."""
         return len(self.answered) / len(self.asked) if self.asked else 0.0
-
-    def enter(self, answer: Answer) -> None:
-        """Note that this answer was added."""
-        self.answered += answer.clients
-        self.empty += answer.empty
-        self.bytes_up += answer.bytes_up
-        self.catch_up_bytes += answer.catch_up_bytes
 
     def take(
         self, sums: RunningSum, answers: Iterable[Answer], failed: dict[str, Exception]
@@ -236,8 +227,11 @@ class CohortReport:
                 sums.add(answer)
             except TermError as problem:
                 failed |= dict.fromkeys(answer.clients, problem)
-            else:
-                self.enter(answer)
+                continue
+            self.answered += answer.clients
+            self.empty += answer.empty
+            self.bytes_up += answer.bytes_up
+            self.catch_up_bytes += answer.catch_up_bytes
         for name, cause in sorted(failed.items()):
             self.lose(name, cause)
         return failed
@@ -315,11 +309,6 @@ def plain(said: Any) -> str:
 def _shared_name(name: str, clients: tuple[str, ...]) -> str:
     """The name of a client's own array, such as "own@client", without the client."""
     return next((name.removesuffix(client) for client in clients if name.endswith(f"@{client}")), name)
-
-
-def _abstains(term: Term) -> bool:
-    """Whether a term has only counts, such as that of a client without rows; it then fits any sum."""
-    return not term.arrays and bool(term.counts)
 
 
 def _shown(form: tuple[tuple[int, ...], bool]) -> str:

@@ -197,20 +197,14 @@ Follow = Follower | Callable[..., Any] | Sequence[Follower | Callable[..., Any]]
 """Who follows: followers, and functions that are called with every record and the expected exchanges."""
 
 
-def following(follow: Follow) -> Followers:
-    """All who follow, as one."""
-    several = follow if isinstance(follow, Sequence) else [follow]
-    return Followers([one if isinstance(one, Follower) else hears("advanced", one) for one in several])
-
-
 @dataclass(eq=False)
 class Followers(Follower):
-    """Several as one: of every event, those that want to hear it are told in turn.
+    """Several as one: of every event, those that want to hear it are told in turn; functions of "advanced".
 
     seconds: the time that they took; the training itself was not under way in it.
     """
 
-    followers: Sequence[Follower] = ()
+    followers: Sequence[Follower | Callable[..., Any]] = ()
     seconds: float = field(default=0.0, init=False)
 
     def tell(self, event: str, *given: Any) -> dict[str, Any]:
@@ -220,8 +214,11 @@ class Followers(Follower):
             for each in self.followers:
                 if isinstance(each, Followers):
                     found |= each.tell(event, *given)
-                elif hear := getattr(each, event, None):
-                    found |= hear(*given) or {}
+                elif isinstance(each, Follower):
+                    if hear := getattr(each, event, None):
+                        found |= hear(*given) or {}
+                elif event == "advanced":
+                    found |= each(*given) or {}
         finally:
             self.seconds += time.perf_counter() - began
         return found

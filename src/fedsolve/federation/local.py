@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum
@@ -74,9 +76,10 @@ class LocalFederation(Members, Federation):
         super().__init__(common, device)
         for participant in () if isinstance(participants, PartitionedRows) else participants:
             self.add(participant)
-        if not len(self):
+        if not self.clients:
             raise DataError("a federation needs at least one participant; got none.")
-        given = (each for _, each in self.label_sets())
+        made = (participant.data.own_labels() for participant in self.made.values())
+        given = made if common is None else [common.labels]
         self.label_names = tuple(map(str, label_names or (() if self.schema is None else self.schema.labels)))
         self.task = task_for("regression" if self.label_names else task, classes, self.schema, given)
         self.workers = workers if workers is not None else usable_cores()
@@ -143,23 +146,34 @@ class LocalFederation(Members, Federation):
 
     def describe(self) -> Spec:
         assert self._width is not None
-        labels = self.label_sets()
-        found = Spec.of(self._width, labels, self.task, self.classes, self.prefers, self.device)
-        for _, each in labels if self.label_names else ():
+        labels = {name: participant.data.own_labels() for name, participant in sorted(self.made.items())}
+        if self._unmade:  # these come as one array
+            assert self._partition is not None
+            together, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds
+            if len(self._unmade) < len(bounds) - 1:
+                spans = [order[bounds[client] : bounds[client + 1]] for client in self._unmade.values()]
+                together = together[np.concatenate(spans)]
+            labels[next(iter(self._unmade))] = together
+        found = Spec.of(self._width, labels.items(), self.task, self.classes, self.prefers, self.device)
+        for each in labels.values() if self.label_names else ():
             label_matrix(each, self.label_names)
         return dataclasses.replace(found, labels=self.label_names)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         started = time.perf_counter()
-        report, sums = CohortReport.of(request, self), RunningSum()
-        present = [name for name in report.asked if name not in report.absent]
-        batches = self._in_batches(present, request, chain)
+        report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+        sums, known = RunningSum(), {*self.clients}
+        report.absent = {name: UNKNOWN for name in report.asked if name not in known}
+        present = [name for name in report.asked if name in known]
+        everybody = len(present) == len(self.clients)
+        names = batched(present, self.rows, request, chain, everybody, self.device, self.device_of)
+        batches = self.batches(names, request, chain)
         workers = max(1, min(self.workers, len(batches)))
         window = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
         self._spaces += [Workspace() for _ in range(window - len(self._spaces))]
         # A single client, and clients that share a device, have all threads.
-        alone = len(self) == 1 or all(
-            batch.union is not None and batch.union.memory.device != "cpu" for batch in batches
+        alone = len(self.clients) == 1 or all(
+            batch.union is not None and batch.union.memory.kernels.device != "cpu" for batch in batches
         )
         ask = partial(Batch.ask, request=request, chain=chain, sums=sums)
         outcomes = _in_order(batches, ask, workers, self._spaces[:window])
@@ -173,15 +187,12 @@ class LocalFederation(Members, Federation):
             self._term_bytes = report.bytes_up // len(report.answered)
         return report.total(sums, request, self.min_clients)
 
-    def _in_batches(self, cohort: Sequence[str], request: Request, chain: Chain) -> list[Batch]:
-        everybody = len(cohort) == len(self)
-        names = batched(cohort, self.rows, request, chain, everybody, self.device, self.device_of)
-        return self.batches(names, request, chain)
-
     def place_rows(self) -> None:
         """Copy rows to the devices that clients compute on now, instead of in the first exchange."""
         # Clients of a device are one batch in every question about sums over rows.
-        for batch in self._in_batches(self.clients, Request("evaluate", 0, 0, self.clients), Chain()):
+        about = Request("evaluate", 0, 0, self.clients), Chain()
+        names = batched(self.clients, self.rows, *about, True, self.device, self.device_of)
+        for batch in self.batches(names, *about):
             if self.device_of(batch.names[0]) != "cpu":
                 (batch.union or self[batch.names[0]]).place_rows()
 
@@ -190,9 +201,11 @@ class LocalFederation(Members, Federation):
     ) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
 
+        known = {*self.clients}
+
         def ask(name: str) -> bytes | Exception:
             try:
-                if name not in self:
+                if name not in known:
                     raise Missing("absent", UNKNOWN)
                 return self[name].reply(channel, letters[name])
             except Exception as problem:  # one client's failure does not affect the others
@@ -211,7 +224,7 @@ class LocalFederation(Members, Federation):
         rows = sum(self.client_rows().values())
         what = f"{len(self.label_names)} labels, " if self.label_names else f"{self.task}, "
         what = "" if self.task == "classification" else what
-        return f"LocalFederation({len(self)} clients, {rows} rows, {what}workers={self.workers})"
+        return f"LocalFederation({len(self.clients)} clients, {rows} rows, {what}workers={self.workers})"
 
     def _repr_html_(self) -> str:
         """For notebooks: the clients with their rows, the first and the last of many."""

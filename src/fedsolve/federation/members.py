@@ -12,6 +12,7 @@ its own term. A client that cannot answer is found by asking it alone.
 from __future__ import annotations
 
 import warnings
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.client_data import ClientData, joined
 from fedsolve.federation.cohort import Answer, RunningSum
 from fedsolve.federation.fingerprints import Held, Holdings, held_by
-from fedsolve.federation.messages import Chain, Needs, Request
+from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import TOGETHER, Participant, Workspace, ask, kind_of
 from fedsolve.labels import TASKS, Task, task_of
 from fedsolve.tables.schema import Schema
@@ -51,7 +52,7 @@ class PartitionedRows:
     """Rows of common arrays, divided among clients.
 
     places: the clients' names, in their order, each with its number.
-    order, bounds: client k has the rows order[bounds[k]:bounds[k + 1]].
+    order, bounds: client k has the rows order[bounds[k]:bounds[k + 1]], `sizes[k]` of them.
     memory: bytes that all clients together may keep.
     """
 
@@ -62,26 +63,20 @@ class PartitionedRows:
     places: Mapping[str, int]
     order: Array
     bounds: Array
+    sizes: Array
     memory: int
     scratch: Path | None
 
     @cached_property
     def held(self) -> dict[str, Held]:
-        return {name: held_by(self.rows(client, client)) for name, client in self.places.items()}
-
-    def size(self, client: int) -> int:
-        return int(self.bounds[client + 1] - self.bounds[client])
-
-    def rows(self, first: int, last: int) -> ClientData:
-        """The rows of these clients and of those between them."""
-        rows = self.order[self.bounds[first] : self.bounds[last + 1]]
-        return ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
+        return {name: held_by(self.participant(name, name, "cpu").data) for name in self.places}
 
     def participant(self, first: str, last: str, device: str) -> Participant:
         """One participant with the rows of these clients and of those between them."""
         name = first if first == last else f"{first} to {last}"
-        data = self.rows(self.places[first], self.places[last])
-        share = self.memory * len(data) // len(self.features)
+        rows = self.order[self.bounds[self.places[first]] : self.bounds[self.places[last] + 1]]
+        share = self.memory * len(rows) // len(self.features)
+        data = ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
         return Participant(name, data, memory_budget=share, scratch=self.scratch, device=device)
 
 
@@ -105,8 +100,9 @@ def partitioned(
     places = {name: client for client, name in enumerate(names)}
     folder = None if scratch is None else Path(scratch)
     order, bounds = rows_by_client(owners, count)
+    sizes = np.diff(bounds)
     return PartitionedRows(
-        rows.source, rows.labels, rows.weights, schema, places, order, bounds, memory, folder
+        rows.source, rows.labels, rows.weights, schema, places, order, bounds, sizes, memory, folder
     )
 
 
@@ -193,13 +189,28 @@ class Batch:
         apart: Exception | None = None
         if len(self.names) > 1:
             try:
-                answers = self._together(request, workspace, sums)
-                if answers is not None:
-                    return answers, {}
+                together = self._together(request, workspace, sums)
+                if together is not None:
+                    return together, {}
             except Exception as problem:
                 # Asking one by one below shows which client failed; the memory of the batch is freed.
                 apart = problem.with_traceback(None)
-        answers, failed = self._one_by_one(request, chain, workspace, sums)
+        answers: list[Answer] = []
+        failed: dict[str, Exception] = {}
+        # Of a step that gives sums their sum is kept, since each term reuses the workspace.
+        partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None
+        for name in self.names:
+            try:
+                participant = self.members[name]
+                term, catch_up = ask(participant, request, chain, workspace)
+                empty = () if len(participant.data) else (name,)
+                answer = sums.check(term, name, empty=empty, catch_up_bytes=catch_up)
+                if partial is not None:
+                    partial.add(answer)
+            except Exception as problem:  # reported with the client's name
+                failed[name] = problem
+            else:
+                answers.append(answer)
         if apart is not None and not failed:
             warnings.warn(
                 f"{len(self.names)} clients from '{self.names[0]}' on could not answer together "
@@ -207,7 +218,7 @@ class Batch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return answers, failed
+        return answers if partial is None else _whole(answers, partial.term), failed
 
     def _together(self, request: Request, workspace: Workspace, sums: RunningSum) -> list[Answer] | None:
         """Answers of a union or of a group; None where the clients must be asked one by one."""
@@ -230,33 +241,17 @@ class Batch:
             for name, term in zip(self.names, group(data, request, memories), strict=True)
         ]
 
-    def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
-        """The clients' answers; of a step that gives sums their sum, since each term reuses the workspace."""
-        answers: list[Answer] = []
-        failed: dict[str, Exception] = {}
-        partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None
-        for name in self.names:
-            try:
-                participant = self.members[name]
-                term, catch_up = ask(participant, request, chain, workspace)
-                empty = () if len(participant.data) else (name,)
-                answer = sums.check(term, name, empty=empty, catch_up_bytes=catch_up)
-                if partial is not None:
-                    partial.add(answer)
-            except Exception as problem:  # reported with the client's name
-                failed[name] = problem
-            else:
-                answers.append(answer)
-        if partial is None or not answers:
-            return answers, failed
-        whole = Answer(
-            clients=tuple(name for answer in answers for name in answer.clients),
-            term=partial.term,
-            empty=tuple(name for answer in answers for name in answer.empty),
-            bytes_up=sum(answer.bytes_up for answer in answers),
-            catch_up_bytes=sum(answer.catch_up_bytes for answer in answers),
-        )
-        return [whole], failed
+
+def _whole(answers: Sequence[Answer], term: Term) -> list[Answer]:
+    """Answers whose terms were added, as one; none where nobody answered."""
+    whole = Answer(
+        clients=tuple(name for answer in answers for name in answer.clients),
+        term=term,
+        empty=tuple(name for answer in answers for name in answer.empty),
+        bytes_up=sum(answer.bytes_up for answer in answers),
+        catch_up_bytes=sum(answer.catch_up_bytes for answer in answers),
+    )
+    return [whole] if answers else []
 
 
 @dataclass(frozen=True)
@@ -274,7 +269,11 @@ class Members:
     """Participants by name. A name that is taken, or features of another width, are refused.
 
     made: those that were needed so far.
+    clients: the names of all, sorted: the order of every sum.
+    schema: that of the rows: of the partition, or of the first participant that has one.
     """
+
+    clients: tuple[str, ...] = ()
 
     def __init__(self, partition: PartitionedRows | None = None, device: str | None = None) -> None:
         """device: where all participants compute; where each one says when None."""
@@ -282,7 +281,8 @@ class Members:
         self._device = None if device is None else resolve(device)
         self._partition = partition
         self._unmade: dict[str, int] = {} if partition is None else dict(partition.places)
-        self._sorted: tuple[str, ...] | None = None
+        self.clients = tuple(sorted(self._unmade))
+        self.schema = None if partition is None else partition.schema
         self._states: Path | None = None
         self._held: dict[str, tuple[ClientData, Held]] = {}
         self._width = None if partition is None else int(partition.features.shape[1])
@@ -292,7 +292,7 @@ class Members:
         self._known = Chain()
 
     def __len__(self) -> int:
-        return len(self.made) + len(self._unmade)
+        return len(self.clients)
 
     def __contains__(self, name: object) -> bool:
         return name in self.made or name in self._unmade
@@ -307,13 +307,6 @@ class Members:
             self.made[name] = participant
             del self._unmade[name]
         return self.made[name]
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Names of the participants, sorted: the order of every sum."""
-        if self._sorted is None:
-            self._sorted = tuple(sorted([*self.made, *self._unmade]))
-        return self._sorted
 
     @property
     def participants(self) -> tuple[Participant, ...]:
@@ -332,7 +325,10 @@ class Members:
                 "All must use the same backbone."
             )
         self.made[name] = participant
-        self._sorted = None
+        place = bisect(self.clients, name)
+        self.clients = (*self.clients[:place], name, *self.clients[place:])
+        if self._partition is None:
+            self.schema = self.schema or participant.data.schema
         if self._device is not None:
             participant.move(self._device)
         participant.keep_states(self._states)
@@ -343,9 +339,9 @@ class Members:
             raise DataError(f"no participant is called '{name}'.")
         participant = self[name]
         del self.made[name]
-        self._sorted = None
-        if not len(self):
-            self._width = None
+        self.clients = tuple(client for client in self.clients if client != name)
+        if not self.clients:
+            self._width = self.schema = None
         return participant
 
     def keep_states(self, folder: Path | None) -> None:
@@ -358,33 +354,14 @@ class Members:
             participant.keep_states(folder)
 
     def device_of(self, name: str) -> str:
-        return self.made[name].memory.device if name in self.made else self._device or "cpu"
+        return self.made[name].memory.kernels.device if name in self.made else self._device or "cpu"
 
     def rows(self, name: str) -> int:
         client = self._unmade.get(name)
         if client is None:
             return len(self.made[name].data)
         assert self._partition is not None
-        return self._partition.size(client)
-
-    @property
-    def schema(self) -> Schema | None:
-        """The schema of the rows: of the partition, or of the first participant that has one."""
-        if self._partition is not None:
-            return self._partition.schema
-        return next((each.data.schema for each in self.made.values() if each.data.schema is not None), None)
-
-    def label_sets(self) -> list[tuple[str, Array]]:
-        """Labels with the name of their client; those of all clients not made yet come as one array."""
-        found = [(name, participant.data.own_labels()) for name, participant in sorted(self.made.items())]
-        if self._unmade:
-            assert self._partition is not None
-            labels, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds
-            if len(self._unmade) < len(bounds) - 1:
-                spans = [order[bounds[client] : bounds[client + 1]] for client in self._unmade.values()]
-                labels = labels[np.concatenate(spans)]
-            found.append((next(iter(self._unmade)), labels))
-        return found
+        return int(self._partition.sizes[client])
 
     def holdings(self) -> Holdings:
         """Who holds what: a run is resumed only with the rows that its clients had.
@@ -409,7 +386,11 @@ class Members:
     def partition(self) -> PartitionedRows:
         """The common arrays, if all clients still have the rows they were given and none joined or left."""
         found = self._partition
-        if found is None or len(self) != len(found.places) or not all(map(self._as_given, self.clients)):
+        if (
+            found is None
+            or len(self.clients) != len(found.places)
+            or not all(map(self._as_given, self.clients))
+        ):
             raise DataError("these clients have separate arrays; there are no common arrays with all rows.")
         return found
 
@@ -425,7 +406,7 @@ class Members:
             and data.labels is common.labels
             and data.rows is not None
             and data.rows.base is common.order
-            and len(data.rows) == common.size(common.places[name])
+            and len(data.rows) == common.sizes[common.places[name]]
         )
 
     # -- clients that answer together --------------------------------------------------------------
@@ -474,7 +455,7 @@ class Members:
         """
         device = self.device_of(names[0])
         for each in (self.made[name] for name in names if name in self.made):
-            if each.memory.device != device or each.guard is not None or each.data.cells is not None:
+            if each.memory.kernels.device != device or each.guard is not None or each.data.cells is not None:
                 return None  # it computes elsewhere, may refuse, or answers about whole cells of its own rows
         common, neighbours, made_of = self._partition, False, tuple[ClientData, ...]()
         if common is not None and all(map(self._as_given, names)):
@@ -483,7 +464,7 @@ class Members:
             if device == "cpu":
                 return None  # to copy rows would take longer than it saves
             made_of = tuple(self[name].data for name in names)
-        if kept is not None and kept.participant.memory.device == device and kept.made_of == made_of:
+        if kept is not None and kept.participant.memory.kernels.device == device and kept.made_of == made_of:
             return kept
         if common is not None and neighbours:
             return Union(common.participant(names[0], names[-1], device), ())

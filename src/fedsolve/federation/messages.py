@@ -29,10 +29,13 @@ class Chain:
 
     Block 0 is the opening (method, parameters, classes); every later one is what an exchange
     added. A request names its position in the chain and carries only the blocks that are new.
+
+    opening: what both sides agreed on before the first answer; empty where no run has begun.
     """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.blocks: list[Block] = []
+        self.opening: dict[str, Any] = {}
         self.digests: list[str] = [""]
         for block in blocks:
             self.append(block)
@@ -44,20 +47,17 @@ class Chain:
     def digest(self) -> str:
         return self.digests[-1]
 
-    @property
-    def opening(self) -> dict[str, Any]:
-        """What both sides agreed on before the first answer; empty where no run has begun."""
-        found: dict[str, Any] = self.blocks[0].note.get("opening", {}) if self.blocks else {}
-        return found
-
     def append(self, block: Block) -> None:
         self.digests.append(digest(block.note, block.arrays, self.digests[-1]))
+        if not self.blocks:
+            self.opening = block.note.get("opening", {})
         self.blocks.append(block)
 
     def copy(self, position: int) -> Chain:
         """The same model up to this position, as a chain of its own; the blocks are shared."""
         chain = Chain()
         chain.blocks, chain.digests = self.blocks[:position], self.digests[: position + 1]
+        chain.opening = self.opening if chain.blocks else {}
         return chain
 
     def accept(self, request: Request) -> bool:
@@ -69,11 +69,13 @@ class Chain:
         position = request.position
         if position == 0:  # a question that needs no model, such as an evaluation, leaves it alone
             return True
-        known = len(self) >= position and self.digests[position] == request.digest
+        known = len(self.blocks) >= position and self.digests[position] == request.digest
         first = position if known else position - len(request.blocks)
-        if len(self) < first:
+        if len(self.blocks) < first:
             return False
         del self.blocks[first:], self.digests[first + 1 :]
+        if not self.blocks:
+            self.opening = {}
         for block in () if known else request.blocks:
             self.append(block)
         if self.digests[-1] == request.digest:
@@ -84,6 +86,7 @@ class Chain:
                 "request names; they were damaged on the way. Send the request again."
             )
         del self.blocks[:], self.digests[1:]
+        self.opening = {}
         return False
 
 
@@ -149,18 +152,11 @@ class Term:
     def nbytes(self) -> int:
         """Payload: bytes of the arrays as they are sent, symmetric ones as a triangle."""
         return sum(
-            array.itemsize * packed_size(len(array))
+            array.itemsize * (len(array) * (len(array) + 1) // 2)
             if n in self.symmetric and array.ndim == 2
             else array.nbytes
             for n, array in self.arrays.items()
         )
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape that methods see of an array, whether it is packed or not."""
-        array = self.arrays[name]
-        if name in self.symmetric and array.ndim == 1:
-            return (check_triangle(array),) * 2
-        return array.shape
 
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; arrays of one name must have one shape, the others are taken over."""
@@ -175,17 +171,25 @@ class Term:
         for name in [name for name in self.factors if name in other.arrays]:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
         for name, array in other.arrays.items():
-            summed = self.arrays.get(name)
-            factor = sign * other.factors.get(name, 1)
+            summed, factor = self.arrays.get(name), sign * other.factors.get(name, 1)
             if summed is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = _times(array, factor)
-            elif name in self.symmetric and summed.ndim == 2:
-                for row in range(0, len(summed), _TRIANGLE_ROWS):
-                    rows = slice(row, row + _TRIANGLE_ROWS)
-                    _add(summed[rows, row:], array[rows, row:], factor)
-            else:
-                _add(summed, array, factor)
+                continue
+            parts: list[Any] = [np.s_[...]]
+            if name in self.symmetric and summed.ndim == 2:
+                starts = range(0, len(summed), _TRIANGLE_ROWS)
+                parts = [np.s_[row : row + _TRIANGLE_ROWS, row:] for row in starts]
+            for part in parts:  # in place, with products in float64; a factor of 1 or -1 needs no product
+                target = summed[part]
+                on_host = isinstance(target, np.ndarray)
+                here = host(array[part]) if on_host else kernels_of(target).array(array[part])
+                if factor == 1:
+                    target += here
+                elif factor == -1:
+                    target -= here
+                else:
+                    target += _times(here, factor)
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
@@ -199,7 +203,7 @@ class Term:
     def __sub__(self, other: Term) -> Term:
         return self.__add__(other, -1)
 
-    def check_finite(self, who: str) -> None:
+    def check_finite(self, *clients: str) -> None:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
         places: dict[Kernels, list[str]] = {}
         for name, array in self.arrays.items():
@@ -208,8 +212,8 @@ class Term:
             finite = kernels.finite_sums([self.arrays[name] for name in names])
             if not all(finite):
                 raise TermError(
-                    f"{who}: '{names[finite.index(False)]}' contains NaN or infinite values. Check its "
-                    "features for values whose squares overflow; rescale such columns."
+                    f"{named(clients)}: '{names[finite.index(False)]}' contains NaN or infinite values. "
+                    "Check its features for values whose squares overflow; rescale such columns."
                 )
 
     def on_host(self) -> Term:
@@ -287,9 +291,9 @@ class Total:
         return Total((self.term - term).mirror(), tuple(sorted({*self.cohort} - {client})))
 
 
-def packed_size(width: int) -> int:
-    """Numbers in the upper triangle, diagonal included."""
-    return width * (width + 1) // 2
+def named(clients: tuple[str, ...]) -> str:
+    """One client by its name, several by the first and the last."""
+    return f"'{clients[0]}'" if len(clients) == 1 else f"'{clients[0]}' to '{clients[-1]}'"
 
 
 def pack_triangle(matrix: Array) -> Array:
@@ -302,7 +306,7 @@ def pack_triangle(matrix: Array) -> Array:
 def check_triangle(packed: Array) -> int:
     """The width of the matrix whose upper triangle is `packed`; other lengths are refused."""
     width = (int(np.sqrt(8 * packed.size + 1)) - 1) // 2
-    if packed.ndim != 1 or packed_size(width) != packed.size:
+    if packed.ndim != 1 or width * (width + 1) // 2 != packed.size:
         raise TermError(f"{packed.size} numbers are not an upper triangle of any matrix.")
     return width
 
@@ -323,14 +327,3 @@ def _times(array: Array, factor: float) -> Array:
         return array.double() * factor
     # numpy makes a plain number of a product without axes, which could not be added to in place.
     return np.asarray(np.multiply(array, factor, dtype=np.float64))
-
-
-def _add(target: Array, array: Array, factor: float) -> None:
-    """Add factor * array in place, with the product in float64; a factor of 1 or -1 needs no product."""
-    here = kernels_of(target).array(array) if not isinstance(target, np.ndarray) else host(array)
-    if factor == 1:
-        target += here
-    elif factor == -1:
-        target -= here
-    else:
-        target += _times(here, factor)

@@ -139,7 +139,7 @@ class Run(ABC, Generic[M]):
 
     def agree(self, more: Mapping[str, Any]) -> None:
         """Add to the opening what a run around this one agrees on, before anything is asked."""
-        assert len(self.chain) == 1
+        assert len(self.chain.blocks) == 1
         self.chain = Chain([Block({"opening": {**self.chain.opening, **more}})])
 
     def add(self, block: Block) -> Block:
@@ -169,7 +169,7 @@ class Run(ABC, Generic[M]):
             cohort=cohort,
             note=note or {},
             arrays=arrays or {},
-            position=len(self.chain),
+            position=len(self.chain.blocks),
             digest=self.chain.digests[-1],
             blocks=tuple(self.chain.blocks[self._sent :]),
             sizes=partial(bounds, self, note or {}) if sizes is None else sizes,

@@ -16,8 +16,7 @@ from numpy.typing import DTypeLike
 
 from fedsolve import registry
 from fedsolve.arrays import Array
-from fedsolve.backends import Kernels, kernels_on
-from fedsolve.backends.devices import resolve
+from fedsolve.backends import NUMPY, Kernels, kernels_on
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import ClientData as ClientData
 from fedsolve.federation.client_data import rows_for
@@ -70,7 +69,7 @@ class Memory:
     """What a participant keeps between requests.
 
     All but `states` can be rebuilt from the chain; `states` is the client's own share of a method's
-    state, by run and exchange. `device` is where steps compute, `scratch` where mapped arrays live: in the
+    state, by run and exchange. `kernels` say where steps compute, `scratch` where mapped arrays live: in the
     system's temporary folder when None.
     """
 
@@ -81,11 +80,7 @@ class Memory:
     scratch: Path | None = None
     name: str = ""
     states: StateStore = field(default_factory=StateStore)
-    device: str = "cpu"
-
-    @property
-    def kernels(self) -> Kernels:
-        return kernels_on(self.device)
+    kernels: Kernels = NUMPY
 
 
 Step = Callable[[ClientData, Request, Memory], Term]
@@ -205,7 +200,7 @@ class Participant:
             scratch=scratch,
             name=name,
             states=StateStore(states, name),
-            device=resolve(device),
+            kernels=kernels_on(device),
         )
 
     def __len__(self) -> int:
@@ -226,7 +221,7 @@ class Participant:
         """
         chain = self.memory.chain
         if not chain.accept(request):
-            return Needs(len(chain))
+            return Needs(len(chain.blocks))
         if registry.is_foreign(key := chain.opening.get("method")):  # imported only if it is allowed here
             check_allowed("method", key)
             registry.method_class(key)
@@ -268,8 +263,8 @@ class Participant:
 
     def move(self, device: str) -> None:
         """Compute on this device from now on; what was derived from the rows is forgotten."""
-        if resolve(device) != self.memory.device:
-            self.memory.device = resolve(device)
+        if kernels_on(device) is not self.memory.kernels:
+            self.memory.kernels = kernels_on(device)
             self.memory.cache.clear()
 
     def keep_states(self, folder: Path | None) -> None:

@@ -28,7 +28,7 @@ from fedsolve.arrays import check_choice
 from fedsolve.calibration import Calibration, Spread, kept_from
 from fedsolve.errors import CalibrationWarning, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import TABLE_BLOCK
-from fedsolve.federation.engine import Federation, Follow, Followers, Spec, Training, following
+from fedsolve.federation.engine import Federation, Follow, Followers, Spec, Training
 from fedsolve.federation.folds import PART, Part
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Block, Request, Total
@@ -123,7 +123,7 @@ class Recipe(Generic[M]):
         told = federation.told if self.told is None and math.isfinite(federation.told) else self.told
         method = self.method.afforded(spec) if self.method.chooses else self.method
         recipe = dataclasses.replace(self, method=method, told=told)
-        heard, run = following(follow), recipe.start(spec)
+        heard, run = Followers(follow if isinstance(follow, Sequence) else [follow]), recipe.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
@@ -258,6 +258,9 @@ class StagedRun(Run[M]):
     held_out = Part((0,))
 
     def __init__(self, recipe: Recipe[M], spec: Spec) -> None:
+        from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
+        from fedsolve.scoring.choice import CHOICE
+
         self.recipe, self.spec = recipe, spec
         self.method, self.history = recipe.method, []
         self.whose_rows: dict[str, list[Any]] | None = None
@@ -268,7 +271,17 @@ class StagedRun(Run[M]):
         self.folded_by: dict[str, Run[Any]] = {}
         self.calibrations: dict[str, Calibration | Spread] = {}
         self.scores: list[list[Any] | None] = []
-        self._stages = stages(recipe)
+        method, self._stages = recipe.method, list[Stage]()  # in their order; the last one trains
+        numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
+        filled = method.preparation in ("standardise", "fill")
+        fills = filled and any(column.missing != "refuse" for _, column in numbers)
+        limited = recipe.calibrate and recipe.told is not None
+        # Not for features of images, unless a choice counts the rows.
+        if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
+            self._stages.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
+        self._stages += [CHOICE] if method.chooses else []
+        self._stages += [TRIAL, CALIBRATION] if recipe.calibrate else []
+        self._stages.append(Stage("training", _train, expected=expected_training))
         self._place = -1
         self._next()
 
@@ -314,7 +327,7 @@ class StagedRun(Run[M]):
         found: dict[str, Any] = {**self.calibrations}
         known = [one for one in self.scores if one]
         shared = found.get("shared")
-        if known and isinstance(shared, Calibration) and (now := scores_in(self.run.history)):
+        if known and isinstance(shared, Calibration) and (now := self.run.history[-1].metrics.get(SCORES)):
             centres, scales = (np.array([one[place] for one in known]) for place in (0, 1))
             fitted = centres.mean(axis=0), float(np.sqrt(np.mean(scales**2)))
             found["shared"] = shared.moved(fitted, (np.array(now[0]), now[1]))
@@ -423,25 +436,6 @@ class StagedRun(Run[M]):
         self.run.offset = len(self.history) - len(self.run.history)
 
 
-def stages(recipe: Recipe[Any]) -> list[Stage]:
-    """The stages of a recipe, in their order; the last one trains."""
-    from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
-    from fedsolve.scoring.choice import CHOICE
-
-    method, found = recipe.method, []
-    numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
-    fills = any(c.missing != "refuse" for _, c in numbers) and method.preparation in ("standardise", "fill")
-    limited = recipe.calibrate and recipe.told is not None
-    # Not for features of images, unless a choice counts the rows.
-    if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
-        found.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
-    if method.chooses:
-        found.append(CHOICE)
-    if recipe.calibrate:
-        found += [TRIAL, CALIBRATION]
-    return [*found, Stage("training", _train, expected=expected_training)]
-
-
 def _prepare(whole: StagedRun[Any]) -> Run[Any]:
     return whole.opened(PreparationRun(whole.recipe, whole.spec))
 
@@ -463,12 +457,6 @@ def expected_training(whole: StagedRun[Any]) -> int:
     candidates = whole.method.candidates(whole.spec, whole.rows) if whole.method.chooses else (whole.method,)
     counts = [method.start(whole.spec).expected for method in candidates]
     return round(sum(counts) / len(counts))  # of candidates that may all win
-
-
-def scores_in(history: Sequence[Record]) -> list[Any] | None:
-    """Means and spread of the last model's scores; None if its method does not record them."""
-    found: list[Any] | None = history[-1].metrics.get(SCORES) if history else None
-    return found
 
 
 def exchanges(run: Run[Any], federation: Federation, heard: Followers | None = None) -> Iterator[Record]:

@@ -47,7 +47,7 @@ def answer_training(
                 f"method '{method.key}' does not take sample weights or class weights; leave them out, or "
                 "use another method, such as FedAvg or DeepAFL."
             )
-    device = find_device(memories[0].device)
+    device = find_device(memories[0].kernels.device)
     with borrowed(method, opening["features"], opening["outputs"], device) as slot, surroundings(device):
         group = ClientGroup(method, clients, request, memories, device, slot)
         group.train()

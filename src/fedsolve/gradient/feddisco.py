@@ -112,7 +112,7 @@ def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> 
     assert classes is not None
     features, outputs, least = opening["features"], opening["outputs"], 1
     if not method.trains_together(features, outputs):
-        with borrowed(method, features, outputs, find_device(memory.device)) as slot:
+        with borrowed(method, features, outputs, find_device(memory.kernels.device)) as slot:
             least = 2 if networks.batch_norms(slot.lend()) else 1
     # Whether it has a batch to train on.
     trains = bool(steps_per_epoch(method, np.array([len(client)]), least)[0] > 0)

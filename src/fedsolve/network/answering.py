@@ -274,7 +274,7 @@ class Answerer:
         if isinstance(answer, Needs):
             text = f"asked for the model from block {answer.have} on"
         else:
-            answer.check_finite(f"'{self.name}'")
+            answer.check_finite(self.name)
             text = f"answered {request.kind}, step {request.step}"
         arrays = () if isinstance(answer, Needs) else tuple(sorted(answer.arrays))
         spent = len(payload), len(encoded), time.perf_counter() - started, arrays

@@ -186,7 +186,8 @@ class NetworkFederation(Federation):
         started = time.monotonic()
         if request.exchange == 0 and not self._roster.members:
             self.describe()
-        report = CohortReport.of(request, self._roster.members)
+        report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+        report.absent = {name: UNKNOWN for name in report.asked if name not in self._roster.members}
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
         sums, largest = self._sums(request, chain)
@@ -202,8 +203,8 @@ class NetworkFederation(Federation):
                         continue
                     self._finish(report, started)
                     raise report.stopped(name, cause, _GOING_ON) from cause
-                sums.add(answer)
-                report.enter(answer)
+                for refusal in report.take(sums, [answer], {}).values():  # it was found to fit
+                    raise refusal
                 del answer  # the next one takes its place
         self._finish(report, started)
         return report.total(sums, request, self.min_clients)

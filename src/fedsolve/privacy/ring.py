@@ -27,7 +27,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError, explained
-from fedsolve.federation.messages import Term, pack_triangle, packed_size, unpack_triangle
+from fedsolve.federation.messages import Term, pack_triangle, unpack_triangle
 
 CHUNK = 16384
 """Numbers handled at a time: two limbs of them are 256 KiB and stay in the processor's cache."""
@@ -73,7 +73,8 @@ class Layout:
         start, places = {True: 0, False: 0}, []
         for each in fields:
             narrow, first = each.exponent is not None, start[each.exponent is not None]
-            start[narrow] += packed_size(each.shape[0]) if each.symmetric else math.prod(each.shape)
+            side = each.shape[0] if each.symmetric else 0
+            start[narrow] += side * (side + 1) // 2 if each.symmetric else math.prod(each.shape)
             places.append((each, slice(first, start[narrow])))
         sizes = {"wide": start[False] + len(self.counts), "narrow": start[True], "places": tuple(places)}
         vars(self).update(fields=fields, **sizes)

@@ -338,8 +338,8 @@ class SecureFederation(Federation):
         """The sum of masked terms, closed and written down with whom it is over, and who took part."""
         assert self._server is not None
         course, layout, place = self._course, asked.layout, self._server.setup.place(asked.slot)
-        report = CohortReport.of(request, asked.cohort)
-        for name in list(report.absent):
+        report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
+        for name in [name for name in report.asked if name not in asked.cohort]:
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
         counted = request.kind != CENSUS and kind_of(request.kind).releases is None
         context = notes.context_of(asked.request, layout, (course.census or "") if counted else "")

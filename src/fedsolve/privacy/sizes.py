@@ -18,6 +18,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.cohort import TermLayout
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Participant, ask
@@ -168,9 +169,10 @@ class KnownTotals:
         clients = len(request.cohort)
         exponents = self.exponents(clients)
         if sizes := request.sizes():
+            shapes = TermLayout.of(term).forms
             for name, exponent in self.bounded(sizes, clients).items():
-                if name in term.arrays:
-                    exponents[name, term.shape(name)] = exponent
+                if name in shapes:
+                    exponents[name, shapes[name][0]] = exponent
         return Layout.of(term, exponents)
 
 

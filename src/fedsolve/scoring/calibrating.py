@@ -32,10 +32,10 @@ from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import Part
 from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.federation.method import SCORES, Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.preparing import LARGEST
-from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training, scores_in
+from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training
 from fedsolve.model import Model
 from fedsolve.scoring.candidates import sums_of_rows
 from fedsolve.scoring.evaluation import (
@@ -447,7 +447,7 @@ def _try(whole: StagedRun[Any]) -> Run[Any] | None:
 
 def _tried(whole: StagedRun[Any], run: Run[Any]) -> None:
     whole.folded, whole.folded_by = {"0": (whole.described(run.model()), whole.held_out)}, {"0": run}
-    whole.scores = [scores_in(run.history)]
+    whole.scores = [run.history[-1].metrics.get(SCORES)]
 
 
 def _start(whole: StagedRun[Any]) -> HeldOutRun | None:

@@ -23,9 +23,9 @@ from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.folds import FOLDS, Part
 from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.federation.method import SCORES, Method, Run
 from fedsolve.federation.participant import TOGETHER
-from fedsolve.federation.recipe import Stage, StagedRun, Tried, scores_in
+from fedsolve.federation.recipe import Stage, StagedRun, Tried
 from fedsolve.model import model_from_contents
 from fedsolve.scoring.calibrating import CALIBRATION, room
 from fedsolve.scoring.candidates import (
@@ -126,7 +126,7 @@ class ChoiceRun(Run[Any]):
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
             for name in (name for name in self._compared if self._numbers[name][0] not in going_on):
                 run = self.members.pop(name)  # trained no further; its model stays
-                self._models[name], self._scores[name] = run.model(), scores_in(run.history)
+                self._models[name], self._scores[name] = run.model(), run.history[-1].metrics.get(SCORES)
             self._rung += 1
             kind = "rung" if self.members else "comparison"
         else:

@@ -140,7 +140,7 @@ def about(
 def model_about(request: Request, memory: Memory) -> Model:
     """The model of a question, on the client's device."""
     own = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
-    return model_from_contents(own, dict(request.note)).placed(memory.device)
+    return model_from_contents(own, dict(request.note)).placed(memory.kernels.device)
 
 
 def models_question(
@@ -162,7 +162,7 @@ def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model,
         contents = with_prefix(dict(request.arrays), f"{name}.")
         part = None if one[PART] is None else Part(**one[PART])
         assert part is not None
-        yield name, model_from_contents(contents, one["model"]).placed(memory.device), part
+        yield name, model_from_contents(contents, one["model"]).placed(memory.kernels.device), part
 
 
 @step("tally", over_rows=True, counts=COUNTS)
