@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_classes
+from fedsolve.arrays import Array, check_rows
 from fedsolve.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -118,7 +118,7 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
         if not distinct:
             raise DataError("no rows at all: every client is empty. Check the data and the partition.")
         classes = np.unique(np.concatenate(distinct))
-    check_classes(len(classes), f" ({classes.tolist()})")
+    check_rows(None, len(classes), f" ({classes.tolist()})")
     return classes
 
 

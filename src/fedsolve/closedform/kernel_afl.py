@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_weight
+from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.closedform import afl
 from fedsolve.closedform.landmarks import (
@@ -299,7 +299,7 @@ def drawn_from(total: Total, method: KernelAFL | KernelSoftmax, spec: Spec) -> t
     one Gaussian stands for all rows.
     """
     check_sums(total, spec)
-    rows, counts = check_weight(float(total["weight"][0])), total["label_square"]
+    rows, counts = float(total["weight"][0]), total["label_square"]
     landmarks = method.count(total.count("rows"))
     check_memory(landmarks, spec.features, spec.outputs, available_memory())
     mean = total["feature"] / rows
@@ -356,7 +356,7 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
         if "features" in ask:
             features = near.kernel.features(block)
             sums.add_product("feature_cross", features, rows.weighted(span, rows.targets(span)))
-            sums.add_gram("feature_gram", features)
+            sums.add_product("feature_gram", features)
     return sums.finish(rows=len(rows))
 
 

@@ -465,7 +465,7 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
             bends = [whole * roots[:, [column]] for column in range(roots.shape[1])]
             sums.add("diagonal", kernels.stacked([bent.T @ bent for bent in bends]))
             crossed = probabilities[:, :, None] * whole[:, None, :]
-            sums.add_gram("crossed", crossed.reshape(len(whole), roots.shape[1] * whole.shape[1]))
+            sums.add_product("crossed", crossed.reshape(len(whole), roots.shape[1] * whole.shape[1]))
         correct += int((right & (root[:, 0] > 0)).sum())
         counted += int((root > 0).sum())
     return sums.finish(rows=len(rows), correct=correct, counted=counted)

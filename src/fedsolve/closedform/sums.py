@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.arrays import Array, check_classes, check_rows, check_weight
+from fedsolve.arrays import Array, check_rows
 from fedsolve.backends import NUMPY, Kernels
 from fedsolve.errors import DataError
 from fedsolve.federation.method import (
@@ -100,19 +100,17 @@ class Accumulator:
 
     def add_level(self, rows: Array, targets: Array) -> None:
         """The sums of `LEVEL`."""
-        self.add_gram("gram", rows)
+        self.add_product("gram", rows)
         self.add_product("cross", rows, targets)
         self.add("label_square", (targets**2).sum(axis=0))
 
-    def add_gram(self, name: str, rows: Array) -> None:
-        """name += rowsᵀ rows"""
-        out, begun = self._sum(name, (rows.shape[1], rows.shape[1]))
-        self.kernels.gram(rows, out, accumulate=begun)
-        self.term.symmetric |= {name}
-
-    def add_product(self, name: str, left: Array, right: Array) -> None:
-        """name += leftᵀ right"""
-        out, begun = self._sum(name, (left.shape[1], right.shape[1]))
+    def add_product(self, name: str, left: Array, right: Array | None = None) -> None:
+        """name += leftᵀ right, or the symmetric leftᵀ left."""
+        out, begun = self._sum(name, (left.shape[1], (left if right is None else right).shape[1]))
+        if right is None:
+            self.kernels.gram(left, out, accumulate=begun)
+            self.term.symmetric |= {name}
+            return
         scratch = None
         if begun and self.kernels is NUMPY:  # devices have their own
             scratch = self.workspace.array("product", out.shape, out.dtype)
@@ -289,10 +287,11 @@ def moments_block(total: Total, scale: str | None, intercept: bool) -> Block:
 def check_sums(total: Total, spec: Spec) -> None:
     """Refuse sums that nothing can be solved from: no rows, no weight, or rows of one class only."""
     check_rows(total.count("rows"))
-    if spec.classes is not None:
-        seen = total["label_square"]
-        check_weight(float(seen.sum()))
-        check_classes(int(np.sum(seen > 0)))
+    if spec.classes is not None or "weight" in total.term.arrays:
+        weights = total["weight" if spec.classes is None else "label_square"]
+        if weights.sum() <= 0:
+            raise DataError("all sample weights are zero; at least one row must count.")
+        check_rows(None, None if spec.classes is None else int(np.sum(weights > 0)))
 
 
 def preparation_in(chain: Chain) -> Preparation | None:
@@ -353,9 +352,8 @@ class OneExchangeRun(Run[M]):
         return self.ask(ONCE, 0, clients) if self._model is None else None
 
     def absorb(self, total: Total) -> None:
-        check_rows(total.count("rows"))
-        if self.spec.classes is not None:
-            check_classes(int(np.count_nonzero(total["class_rows"])))
+        known = self.spec.classes is not None
+        check_rows(total.count("rows"), int(np.count_nonzero(total["class_rows"])) if known else None)
         self._model = self.method.solve(total, self.spec)
         self.record(total, "classifier")
 
