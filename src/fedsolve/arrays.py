@@ -125,20 +125,17 @@ class StreamedRows(ABC):
 # -- which rows belong to each client --------------------------------------------------------------
 
 
-def rows_by_client(owners: Any, clients: int) -> tuple[Array, Array]:
-    """All rows, those of the first client first, and where each client's begin; the last bound is the end."""
-    order = np.argsort(owners, kind="stable")
-    return order, np.searchsorted(np.asarray(owners)[order], np.arange(clients + 1))
-
-
 def owned_rows(owners: Any, clients: int) -> list[Array]:
     """The rows of each client, in their order."""
-    order, bounds = rows_by_client(owners, clients)
-    return np.split(order, bounds[1:-1])
+    order = np.argsort(owners, kind="stable")
+    return np.split(order, np.searchsorted(np.asarray(owners)[order], np.arange(1, clients)))
 
 
-def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, ...] | None, Array, int]:
-    """Names of clients, sorted, where owners are names; which of them owns each row; how many there are.
+def rows_by_client(
+    owners: Any, rows: int, clients: int | None
+) -> tuple[tuple[str, ...] | None, Array, Array]:
+    """Names of clients, sorted, where owners are names; all rows, those of the first client first; and where
+    each client's begin, up to the end of the last.
 
     Owners out of range are refused.
     """
@@ -177,7 +174,8 @@ def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, .
             f"owners must lie between 0 and {count - 1}; got {numbers.min()} to {numbers.max()}. "
             "Raise clients= or fix the partition."
         )
-    return names, numbers, count
+    order = np.argsort(numbers, kind="stable")
+    return names, order, np.searchsorted(numbers[order], np.arange(count + 1))
 
 
 # -- random numbers --------------------------------------------------------------------------------

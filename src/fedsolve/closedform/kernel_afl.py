@@ -200,7 +200,14 @@ class KernelRun(Run[KernelModel]):
 
     def absorb(self, total: Total) -> None:
         if (landmarks := self.landmarks) is None:
-            self._draw(total)
+            landmarks, preparation = drawn_from(total, self.method, self.spec)
+            target, self.rows = total["target"], float(total["weight"][0])
+            self.square = float(total["label_square"].sum()) - float(target @ target) / self.rows
+            if self.ridge == "auto" and not self.method.direct(landmarks.count):
+                raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
+            self.add(preparation_block(preparation))
+            self.add(landmarks.block())
+            self.record(total, "moments")
         elif self.coordinates is not None:
             self._step(total)
         elif self.method.direct(landmarks.count):
@@ -212,17 +219,6 @@ class KernelRun(Run[KernelModel]):
             self.start_size = host((residual**2).sum(axis=0))
             self.record(total, "kernels")
 
-    def _draw(self, total: Total) -> None:
-        """Means, scales and landmarks, from AFL's sums."""
-        drawn, preparation = drawn_from(total, self.method, self.spec)
-        target, self.rows = total["target"], float(total["weight"][0])
-        self.square = float(total["label_square"].sum()) - float(target @ target) / self.rows
-        if self.ridge == "auto" and not self.method.direct(drawn.count):
-            raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
-        self.add(preparation_block(preparation))
-        self.add(drawn.block())
-        self.record(total, "moments")
-
     def _solve(self, total: Total) -> None:
         """The weights from ΦᵀΦ and ΦᵀY."""
         gram, cross = (total.on(self.kernels, f"feature_{name}") for name in ("gram", "cross"))
@@ -233,7 +229,9 @@ class KernelRun(Run[KernelModel]):
         self._factors = None
         # Targets are counted from their means, so what is added to these is zero on average.
         moments = np.zeros(len(gram)), host(gram) / self.rows
-        scores = score_moments(*moments, host(solution), self._preparation.target_mean)
+        preparation = preparation_in(self.chain)
+        assert preparation is not None
+        scores = score_moments(*moments, host(solution), preparation.target_mean)
         self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
 
     def _step(self, total: Total) -> None:
@@ -259,12 +257,6 @@ class KernelRun(Run[KernelModel]):
             self._factors = None
 
     @property
-    def _preparation(self) -> Preparation:
-        found = preparation_in(self.chain)
-        assert found is not None
-        return found
-
-    @property
     def factors(self) -> LandmarkFactors:
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
@@ -284,12 +276,13 @@ class KernelRun(Run[KernelModel]):
 
     def model(self) -> KernelModel:
         """The model; before the last step, that of the steps so far."""
-        weights, landmarks = self.weights, self.landmarks
+        weights, landmarks, preparation = self.weights, self.landmarks, preparation_in(self.chain)
         if weights is None:
             weights = host(self.factors.weights(self.kernels.array(self.coordinates)))
         assert landmarks is not None
+        assert preparation is not None
         told = replace(self.method, ridge=self.ridge).parameters()
-        return KernelModel(landmarks, weights, self.spec.classes, self._preparation, told)
+        return KernelModel(landmarks, weights, self.spec.classes, preparation, told)
 
 
 def drawn_from(total: Total, method: KernelAFL | KernelSoftmax, spec: Spec) -> tuple[Landmarks, Preparation]:
@@ -347,7 +340,7 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
         raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
     sums = Accumulator(memory.workspace, np.float64, here)
     weights = here.array(request.arrays["weights"]) if "product" in ask else None
-    for span in rows.spans(len(near.kernel)):
+    for span in rows.spans(len(near.kernel.points)):
         block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
@@ -376,7 +369,7 @@ class KernelBlocks:
         here, kept = self.rows.kernels, self.kept.get(span.start)
         if kept is not None:
             return here.array(kept, np.float64)
-        shape = span.stop - span.start, len(self.kernel)
+        shape = span.stop - span.start, len(self.kernel.points)
         size = shape[0] * shape[1] * self.precision.itemsize
         # On a device others keep theirs too, and the server its factors: what is free there now decides.
         keeps = size <= min(self.budget, here.budget(self.budget, self.aside))
@@ -405,7 +398,7 @@ def _near(rows: Rows, memory: Memory) -> KernelBlocks:
         check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
         kernel = shared_kernel(digest, landmarks, rows.kernels)
         precision, budget = np.dtype(parameters["precision"]), rows.kernels.budget(memory.budget)
-        aside = factor_bytes(len(kernel), opening["features"], opening["outputs"])
+        aside = factor_bytes(len(kernel.points), opening["features"], opening["outputs"])
         made = KernelBlocks(rows, kernel, precision, budget, aside)
         cached = memory.cache[KIND] = (digest, made)
     near: KernelBlocks = cached[1]
