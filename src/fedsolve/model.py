@@ -341,8 +341,8 @@ class Model(ABC):
         spread = np.sum((target - target.mean(axis=0)) ** 2, axis=0)
         return float(np.mean(1.0 - error / spread))
 
-    def _rows(self, values: Any) -> Array:
-        """Rows as numbers of the right width."""
+    def _checked(self, values: Any, prepared: bool = True) -> Array:
+        """Rows as numbers of the right width; prepared: as the model inside this one sees them."""
         if is_table(values):
             if self.schema is None:
                 raise DataError(
@@ -358,10 +358,8 @@ class Model(ABC):
             )
         if features.dtype.kind not in "fiub":
             raise DataError(f"features must be real numbers; got dtype {features.dtype}.")
-        return features
-
-    def _checked(self, values: Any) -> Array:
-        features = self._rows(values)
+        if not prepared:
+            return features
         if self.preparing is not None:
             features = self.preparing.apply(features)
         if features.dtype.kind == "f" and not np.all(np.isfinite(features)):

@@ -335,7 +335,17 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
     """
     here = memory.kernels
     rows = cached_rows(data, memory, np.float64, here)
-    near, ask = _near(rows, memory), set(request.note["ask"])
+    found, ask, opening = landmarks_in(memory.chain), set(request.note["ask"]), memory.chain.opening
+    assert found is not None
+    cached = memory.cache.get(KIND)
+    if cached is None or cached[0] != found[0] or cached[1].rows is not rows:
+        check_agreement(landmark_agreement(opening["parameters"]["seed"]), opening, "landmarks")
+        kernel = shared_kernel(*found, here)
+        precision, budget = np.dtype(opening["parameters"]["precision"]), here.budget(memory.budget)
+        aside = factor_bytes(len(kernel.points), opening["features"], opening["outputs"])
+        made = KernelBlocks(rows, kernel, precision, budget, aside)
+        cached = memory.cache[KIND] = (found[0], made)
+    near: KernelBlocks = cached[1]
     if ask - {"cross", "product", "features"}:
         raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
     sums = Accumulator(memory.workspace, np.float64, here)
@@ -384,22 +394,3 @@ class KernelBlocks:
             self.budget -= size
             self.kept[span.start] = stored
         return made
-
-
-def _near(rows: Rows, memory: Memory) -> KernelBlocks:
-    """This client's kernels for the landmarks of the model so far."""
-    found = landmarks_in(memory.chain)
-    assert found is not None
-    digest, landmarks = found
-    cached = memory.cache.get(KIND)
-    if cached is None or cached[0] != digest or cached[1].rows is not rows:
-        opening = memory.chain.opening
-        parameters = opening["parameters"]
-        check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
-        kernel = shared_kernel(digest, landmarks, rows.kernels)
-        precision, budget = np.dtype(parameters["precision"]), rows.kernels.budget(memory.budget)
-        aside = factor_bytes(len(kernel.points), opening["features"], opening["outputs"])
-        made = KernelBlocks(rows, kernel, precision, budget, aside)
-        cached = memory.cache[KIND] = (digest, made)
-    near: KernelBlocks = cached[1]
-    return near

@@ -185,7 +185,12 @@ class Rows:
         """Input features (span, width), centred and scaled as the preparation says."""
         dtype = self.dtype if self._preparation is None else np.float64
         if self._base is not None:
-            values = self.kernels.array(self._represented(span), dtype)
+            known = self._kept.get(span.start)  # what the trained model makes of these rows
+            if known is None or len(known) != span.stop - span.start:
+                known = np.asarray(self._base.transform(self.data.features(span)))
+                if self._keeps:
+                    self._kept[span.start] = known
+            values = self.kernels.array(known, dtype)
         elif self.kernels is NUMPY:
             values = self.data.features(span, dtype)
         else:
@@ -197,15 +202,6 @@ class Rows:
         values = values - self._preparation["mean"]
         values /= self._preparation["scale"]
         return self.kernels.array(values, self.dtype)
-
-    def _represented(self, span: slice) -> Array:
-        """What the trained model makes of these rows."""
-        known = self._kept.get(span.start)
-        if known is None or len(known) != span.stop - span.start:
-            known = np.asarray(self._base.transform(self.data.features(span)))
-            if self._keeps:
-                self._kept[span.start] = known
-        return known
 
     def targets(self, span: slice) -> Array:
         """Targets (span, outputs)."""
