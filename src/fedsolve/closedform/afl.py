@@ -234,7 +234,7 @@ def answer_products(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add("feature", (root.T @ features)[0])
             sums.add("target", (root.T @ targets)[0])
     term = sums.finish(rows=len(data))
-    weights = data.own_weights()
+    weights = data.own_weights
     if request.note.get("counted"):
         term.counts["counted"] = len(data) if weights is None else int(np.count_nonzero(weights))
     if request.note.get("class_rows") and rows.codes is not None:

@@ -167,7 +167,7 @@ class Rows:
         self.outputs: int = opening["outputs"]
         # Everything but the features is small: it lies where the kernels compute for all passes.
         here, classes = kernels.array, labels_from_note(opening["classes"])
-        labels, weights = data.own_labels(), data.own_weights()
+        labels, weights = data.own_labels, data.own_weights
         self.codes = None if classes is None else encode_labels(labels, classes)
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64, copy=False))
         values = regression_targets(labels, self.outputs) if classes is None else None

@@ -314,7 +314,7 @@ def run_locally(method: Method[Any], trial: Trial) -> Outcome:
             correct = np.zeros((model.layers + 1, len(rows)), dtype=np.int64)
             for client, data in enumerate(parts.test):
                 if len(data):
-                    hits = model.staged_predict(data.features(slice(None))) == data.own_labels()
+                    hits = model.staged_predict(data.features(slice(None))) == data.own_labels
                     correct[:, client] = hits.sum(axis=1)
             layers = [ClientScores(parts.names, layer, rows) for layer in correct]
             outcome.enter_local(layers[-1])

@@ -103,7 +103,7 @@ def row_digests(data: ClientData, key: bytes) -> Array:
     A label that a server's class list spells as text counts as the number that it is: otherwise a server
     could make all rows look new.
     """
-    labels, weights = data.own_labels(), data.own_weights()
+    labels, weights = data.own_labels, data.own_weights
     digests = np.empty(len(data), dtype=np.uint64)
     for start in range(0, len(data), _DIGESTED):
         for place, row in enumerate(data.features(slice(start, start + _DIGESTED)), start):

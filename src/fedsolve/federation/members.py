@@ -376,7 +376,7 @@ class Members:
 
     def label_sets(self) -> list[tuple[str, Array]]:
         """Labels with the name of their client; those of all clients not made yet come as one array."""
-        found = [(name, participant.data.own_labels()) for name, participant in sorted(self.made.items())]
+        found = [(name, participant.data.own_labels) for name, participant in sorted(self.made.items())]
         if self._unmade:
             assert self._partition is not None
             labels, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds

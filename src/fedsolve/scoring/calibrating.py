@@ -238,7 +238,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
     for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         scored: dict[str, tuple[Array, Array]] = {}
-        truth = truth_of(model, rows.own_labels())
+        truth = truth_of(model, rows.own_labels)
         for name in names[:1] if model.labels else names:
             scorer = model.personalised(held.rest.of(data), memory.states) if name == "own" else model
             parts = [scorer.decision_function(rows.features(s, rows.source.dtype)) for s in rows.spans()]
@@ -248,7 +248,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
             for place in range(len(model.labels)):
                 of_label = np.column_stack([1.0 - scores[:, place], scores[:, place]])
                 scored[f"label{place}"] = of_label, truth[:, place]
-        found.append((scored, len(rows), rows.own_weights()))
+        found.append((scored, len(rows), rows.own_weights))
     return found
 
 

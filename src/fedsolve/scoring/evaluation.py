@@ -177,7 +177,7 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
     """
     if model.regression and model.judged is None:
         return error_sums(model, data)
-    truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
+    truth, coarse = truth_of(model, data.own_labels), data.cells is not None
     whole = empty_tally(model.outputs if model.judged is None else len(model.judged))
     exact, each = 0, [empty_tally(2) for _ in model.labels]
     for span in data.spans():
@@ -198,7 +198,7 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
 @step("evaluate", over_rows=True)
 def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
     """Correct predictions and rows; for regression the sums that R² needs."""
-    model, labels = model_about(request, memory), data.own_labels()
+    model, labels = model_about(request, memory), data.own_labels
     if model.regression:
         errors = error_sums(model, data)["errors"]
         return Term(
