@@ -230,7 +230,7 @@ def _tensors(sizes: Sequence[int] = (ROWS,) * CLIENTS) -> dict[str, tuple[Any, A
         rows = participant.data
         found[participant.name] = (
             torch.as_tensor(rows.features(slice(None))),
-            torch.as_tensor(rows.own_labels()),
+            torch.as_tensor(rows.own_labels),
         )
     return found
 

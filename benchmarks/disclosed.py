@@ -64,7 +64,7 @@ def honest(features: Any, labels: Any, method: Any) -> dict[str, Any]:
     found["folds"] = max(int(client.disclosure.account.rows["count"].max(initial=1)) for client in clients)
     found["told"] = max(client.disclosure.told for client in clients)
     if not found["refused"]:
-        values = [fs.ClientData(rows.features(slice(None)), rows.own_labels()) for rows in shown]
+        values = [fs.ClientData(rows.features(slice(None)), rows.own_labels) for rows in shown]
         names = [participant.name for participant in inner.participants]
         plain = fs.LocalFederation(
             [Participant(name, one) for name, one in zip(names, values, strict=True)],

@@ -219,7 +219,7 @@ def _grid(cell: Cell) -> list[float]:
     for model, data in zip(cell.personal, cell.test, strict=True):
         if not len(data):
             continue
-        features, labels = data.features(slice(None)), data.own_labels()
+        features, labels = data.features(slice(None)), data.own_labels
         shared = model.shared.estimates(features)
         own = model.with_balance(1.0).decision_function(features) - shared
         assert model.classes is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,22 +37,14 @@ def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
 
 
-def check_rows(rows: int) -> None:
-    """Refuse a total over no rows: every client that answered is empty."""
+def check_rows(rows: int | None, classes: int | None = None, listed: str = "") -> None:
+    """Refuse a total over no rows, where every client that answered is empty, and to classify a single class.
+
+    classes: how many occur; listed: which they are, where that is known.
+    """
     if rows == 0:
         raise DataError("no rows at all: every client that answered is empty.")
-
-
-def check_weight(weight: float) -> float:
-    """The sum of the rows' weights, refused where it is zero."""
-    if weight <= 0:
-        raise DataError("all sample weights are zero; at least one row must count.")
-    return weight
-
-
-def check_classes(present: int, listed: str = "") -> None:
-    """Refuse to classify a single class; listed: the classes, where they are known."""
-    if present < 2:
+    if classes is not None and classes < 2:
         raise DataError(f"only one class in the whole federation{listed}; a classifier needs at least two.")
 
 
@@ -134,27 +125,44 @@ class StreamedRows(ABC):
 # -- which rows belong to each client --------------------------------------------------------------
 
 
-def rows_by_client(owners: Any, clients: int) -> tuple[Array, Array]:
-    """All rows, those of the first client first, and where each client's begin; the last bound is the end."""
-    order = np.argsort(owners, kind="stable")
-    return order, np.searchsorted(np.asarray(owners)[order], np.arange(clients + 1))
-
-
 def owned_rows(owners: Any, clients: int) -> list[Array]:
     """The rows of each client, in their order."""
-    order, bounds = rows_by_client(owners, clients)
-    return np.split(order, bounds[1:-1])
+    order = np.argsort(owners, kind="stable")
+    return np.split(order, np.searchsorted(np.asarray(owners)[order], np.arange(1, clients)))
 
 
-def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, ...] | None, Array, int]:
-    """Names of clients, sorted, where owners are names; which of them owns each row; how many there are.
+def rows_by_client(
+    owners: Any, rows: int, clients: int | None
+) -> tuple[tuple[str, ...] | None, Array, Array]:
+    """Names of clients, sorted, where owners are names; all rows, those of the first client first; and where
+    each client's begin, up to the end of the last.
 
     Owners out of range are refused.
     """
     numbers, names = np.asarray(owners), None
     if numbers.shape == (rows,) and numbers.dtype.kind in "USO":
         # An array of text drops NULs at the end and makes text of bytes: a list is taken as it is.
-        names, numbers = _named(owners if isinstance(owners, list | tuple) else numbers.tolist(), clients)
+        told = owners if isinstance(owners, list | tuple) else numbers.tolist()
+        if not all(isinstance(owner, str | bytes) and owner for owner in told):
+            raise DataError("owners that are names must all be text; one is empty or of another type.")
+        some, text = (next((one for one in told if isinstance(one, kind)), None) for kind in (bytes, str))
+        if some is not None and text is not None:
+            raise DataError(
+                f"owners are text, such as {text!r}, and bytes, such as {some!r}. Decode the bytes."
+            )
+        try:
+            told = told if some is None else [owner.decode() for owner in told]
+        except UnicodeDecodeError as problem:
+            raise DataError(f"owner {problem.object!r} is not UTF-8. Give the names as text.") from problem
+        found = sorted(set(told))
+        padded = next((name for name in found if name.endswith("\0")), None)
+        if padded is not None:
+            raise DataError(f"owner {padded!r} ends with a NUL, which arrays of text drop. Strip it.")
+        if clients is not None and clients != len(found):
+            raise DataError(f"owners name {len(found)} clients, and clients is {clients}. Leave clients out.")
+        places = {name: place for place, name in enumerate(found)}
+        names = tuple(map(str, found))
+        numbers = np.fromiter(map(places.__getitem__, told), np.intp, len(told))
     if numbers.shape != (rows,) or numbers.dtype.kind not in "iu":
         raise DataError(
             f"owners must be {rows} integers or names, one client per row; got shape {numbers.shape}, "
@@ -166,27 +174,8 @@ def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, .
             f"owners must lie between 0 and {count - 1}; got {numbers.min()} to {numbers.max()}. "
             "Raise clients= or fix the partition."
         )
-    return names, numbers, count
-
-
-def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...], Array]:
-    if not all(isinstance(owner, str | bytes) and owner for owner in owners):
-        raise DataError("owners that are names must all be text; one is empty or of another type.")
-    some, text = (next((one for one in owners if isinstance(one, kind)), None) for kind in (bytes, str))
-    if some is not None and text is not None:
-        raise DataError(f"owners are text, such as {text!r}, and bytes, such as {some!r}. Decode the bytes.")
-    try:
-        owners = owners if some is None else [owner.decode() for owner in owners]
-    except UnicodeDecodeError as problem:
-        raise DataError(f"owner {problem.object!r} is not UTF-8. Give the names as text.") from problem
-    found = sorted(set(owners))
-    padded = next((name for name in found if name.endswith("\0")), None)
-    if padded is not None:
-        raise DataError(f"owner {padded!r} ends with a NUL, which arrays of text drop. Strip it.")
-    if clients is not None and clients != len(found):
-        raise DataError(f"owners name {len(found)} clients, and clients is {clients}. Leave clients out.")
-    places = {name: place for place, name in enumerate(found)}
-    return tuple(map(str, found)), np.fromiter(map(places.__getitem__, owners), np.intp, len(owners))
+    order = np.argsort(numbers, kind="stable")
+    return names, order, np.searchsorted(numbers[order], np.arange(count + 1))
 
 
 # -- random numbers --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_classes
+from fedsolve.arrays import Array, check_rows
 from fedsolve.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -118,21 +118,26 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
         if not distinct:
             raise DataError("no rows at all: every client is empty. Check the data and the partition.")
         classes = np.unique(np.concatenate(distinct))
-    check_classes(len(classes), f" ({classes.tolist()})")
+    check_rows(None, len(classes), f" ({classes.tolist()})")
     return classes
 
 
-def encode_labels(labels: Array, classes: Array) -> Array:
-    """Position of every label in `classes`; a label outside them is refused by value."""
+def encode_labels(labels: Any, classes: Array, *, known: bool = True) -> Array:
+    """Position of every label in the sorted `classes`.
+
+    known: a label outside them is refused by value; otherwise its position is -1.
+    """
+    labels = np.asarray(labels)
     if len(labels) == 0:
         return np.zeros(0, dtype=np.intp)
-    if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
+    if known and (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
         raise DataError(
             f"labels of type {labels.dtype} do not match classes of type {classes.dtype} "
             f"(such as {classes[0]!r})."
         )
-    codes = positions(labels, classes)
-    if len(wrong := np.flatnonzero(codes < 0)):
+    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    codes = np.where(classes[places] == labels, places, -1)
+    if known and len(wrong := np.flatnonzero(codes < 0)):
         raise unknown_label(labels, int(wrong[0]), classes)
     return codes
 
@@ -176,13 +181,6 @@ def number(text: str) -> float | None:
 def listed(classes: Array) -> str:
     """The classes for a message: the first ten of them."""
     return ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
-
-
-def positions(labels: Any, classes: Array) -> Array:
-    """Position of every label in the sorted `classes`; -1 for one that is none of them."""
-    labels = np.asarray(labels)
-    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    return np.where(classes[places] == labels, places, -1)
 
 
 def regression_targets(values: Array, outputs: int) -> Array:

@@ -341,8 +341,8 @@ class Model(ABC):
         spread = np.sum((target - target.mean(axis=0)) ** 2, axis=0)
         return float(np.mean(1.0 - error / spread))
 
-    def _rows(self, values: Any) -> Array:
-        """Rows as numbers of the right width."""
+    def _checked(self, values: Any, prepared: bool = True) -> Array:
+        """Rows as numbers of the right width; prepared: as the model inside this one sees them."""
         if is_table(values):
             if self.schema is None:
                 raise DataError(
@@ -358,10 +358,8 @@ class Model(ABC):
             )
         if features.dtype.kind not in "fiub":
             raise DataError(f"features must be real numbers; got dtype {features.dtype}.")
-        return features
-
-    def _checked(self, values: Any) -> Array:
-        features = self._rows(values)
+        if not prepared:
+            return features
         if self.preparing is not None:
             features = self.preparing.apply(features)
         if features.dtype.kind == "f" and not np.all(np.isfinite(features)):
@@ -404,7 +402,7 @@ class Model(ABC):
         if self.schema is not None:
             note["schema"] = self.schema.to_note()
         if self.preparing is not None:
-            arrays |= {f"{_PREPARING}{name}": array for name, array in self.preparing.arrays().items()}
+            arrays |= self.preparing.arrays(_PREPARING)
         return arrays, note
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -490,7 +488,6 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
             f"{path} holds a model of family {family!r}; known are {sorted(_FAMILIES)}. Upgrade fedsolve."
         )
     try:
-        preparing = container.with_prefix(arrays, _PREPARING)
         kept = (_PREPARING, *(f"{name}." for name in _CALIBRATIONS))
         own = {name: array for name, array in arrays.items() if not name.startswith(kept)}
         model = _FAMILIES[family].restored(own, dict(note))
@@ -502,8 +499,8 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
         model.cuts = None if note.get("cuts") is None else np.array(note["cuts"])
         if note.get("schema") is not None:
             model.schema = Schema.from_note(note["schema"])
-        if preparing:
-            model.preparing = Preparation.from_arrays(preparing)
+        if any(name.startswith(_PREPARING) for name in arrays):
+            model.preparing = Preparation.from_arrays(arrays, _PREPARING)
         return model
     except (KeyError, TypeError, IndexError) as problem:
         raise ModelFileError(

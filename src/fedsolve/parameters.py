@@ -23,7 +23,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cache
 from operator import ge, gt, le, lt
@@ -124,7 +124,23 @@ class Description(Parameter):
 
     def check(self, value: Any) -> None:
         """Refuse a value of another kind or out of range, by name."""
-        if not self._fits(value):
+        import numpy as np  # not above: commands describe their options before anything is computed
+
+        if value is None:
+            fits = self.optional
+        elif isinstance(value, bool | np.bool_):
+            fits = bool in self.kinds
+        elif isinstance(value, str | int | float) and value in self.choices:
+            fits = True
+        elif isinstance(value, int | float | np.integer | np.floating):
+            real = isinstance(value, float | np.floating)
+            fits = float in self.kinds or (int in self.kinds and not real)
+            ends = ((self.least, ge), (self.above, gt), (self.most, le), (self.below, lt))
+            fits = fits and (not real or math.isfinite(value))
+            fits = fits and all(end is None or holds(value, end) for end, holds in ends)
+        else:
+            fits = isinstance(value, str) and str in self.kinds
+        if not fits and object not in self.kinds:
             guess = did_you_mean(value, self.choices) if isinstance(value, str) else ""
             if self.choices and not guess:
                 guess = f" {self.help}" * bool(self.help)
@@ -150,37 +166,16 @@ class Description(Parameter):
                     continue
         return self.read(text)
 
-    def _fits(self, value: Any) -> bool:
-        import numpy as np  # not above: commands describe their options before anything is computed
 
-        if value is None:
-            return self.optional or object in self.kinds
-        if isinstance(value, bool | np.bool_):
-            return bool in self.kinds or object in self.kinds
-        if isinstance(value, str | int | float) and value in self.choices:
-            return True
-        if isinstance(value, int | np.integer):
-            fits = int in self.kinds or float in self.kinds
-        elif isinstance(value, float | np.floating):
-            fits = float in self.kinds and math.isfinite(value)
-        else:
-            return object in self.kinds or (isinstance(value, str) and str in self.kinds)
-        ends = ((self.least, ge), (self.above, gt), (self.most, le), (self.below, lt))
-        within = all(end is None or holds(value, end) for end, holds in ends)
-        return object in self.kinds or (fits and within)
-
-
-def described(cls: type) -> dict[str, Description]:
+def _described(cls: type) -> dict[str, Description]:
     """The parameters of a dataclass by name, in the order of its fields."""
-    return _described(cls)  # mypy takes no class for what a cache can hash
-
-
-@cache
-def _described(cls: Any) -> dict[str, Description]:
     hints = typing.get_type_hints(cls)
     return {
         part.name: _describe(cls, part, hints[part.name]) for part in dataclasses.fields(cls) if part.init
     }
+
+
+described: Callable[[type], dict[str, Description]] = cache(_described)
 
 
 def check(instance: Any) -> None:
@@ -333,6 +328,8 @@ def _fitted(hint: Any, value: Any, where: str) -> Any:
     about: dict[str, Any] = {"kinds": kinds, "choices": choices, "least": least}
     fits = Description(name="", optional=False, default=None, owner=object, **about)
     value = fits.read(value)
-    if not fits._fits(value):
-        raise _Misfit(fits.rule)
+    try:
+        fits.check(value)
+    except DataError:
+        raise _Misfit(fits.rule) from None
     return value

@@ -27,6 +27,7 @@ from fedsolve.errors import DataError, did_you_mean, explained
 
 ENTRY_POINTS = "fedsolve.methods"
 TRAVELS = ("exchanges", "up", "down")
+_OURS = __name__.removesuffix("registry")
 
 T = TypeVar("T", bound=type[Any])
 
@@ -85,7 +86,8 @@ def register(
             dataclass(frozen=True, kw_only=True)(method)
         name = key or method.__name__.lower()
         first = (method.__doc__ or method.__name__).strip().partition("\n")[0].removesuffix(".")
-        method.key = name if _is_ours(method) or name in _entry_points() else address_of(method)
+        known = method.__module__.startswith(_OURS) or name in _entry_points()
+        method.key = name if known else address_of(method)
         about = dict(method.travels) | {
             part: words for part, words in zip(TRAVELS, (exchanges, up, down), strict=True) if words
         }
@@ -110,8 +112,8 @@ def methods() -> list[Info]:
     enter_all()
     for name in _entry_points():
         method_class(name)
-    listed = {key for key, (_, method) in _METHODS.items() if _is_ours(method)} | set(_entry_points())
-    return [_METHODS[key][0] for key in sorted(listed)]
+    ours = {key for key, (_, method) in _METHODS.items() if method.__module__.startswith(_OURS)}
+    return [_METHODS[key][0] for key in sorted(ours | _entry_points().keys())]
 
 
 def info(key: str) -> Info:
@@ -156,7 +158,7 @@ def is_foreign(key: Any) -> TypeGuard[str]:
     if key not in _METHODS:
         enter_all()
     if key in _METHODS:
-        return not _is_ours(_METHODS[key][1])
+        return not _METHODS[key][1].__module__.startswith(_OURS)
     return ":" in key or key in _entry_points()
 
 
@@ -197,10 +199,6 @@ def imported(place: str, what: str, near: str = "", others: str = "") -> ModuleT
                 f"{what}: there is no module '{place}'.{near} Install it, or put its folder on "
                 f"PYTHONPATH{others}."
             ) from problem
-
-
-def _is_ours(method: type) -> bool:
-    return method.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @cache

@@ -56,7 +56,7 @@ def in_parts() -> Iterator[Parts]:
     Each part has one thread of BLAS: those that share a product spin while they wait for each other, which on
     busy cores takes longer than the product. Lengths are the caller's, so no number depends on the cores.
     """
-    threads = _thread_count()
+    threads = thread_count()
     with blas_threads(1 if threads > 1 else None), ThreadPoolExecutor(threads) as pool:
 
         def each(work: Callable[[slice], None], span: slice, length: int) -> None:
@@ -68,15 +68,10 @@ def in_parts() -> Iterator[Parts]:
         yield each
 
 
-def _thread_count() -> int:
+def thread_count() -> int:
     """How many threads BLAS may use here and now."""
     libraries = _controller().select(user_api="blas").lib_controllers
     return max(int(library.num_threads) for library in libraries)
-
-
-def several_threads() -> bool:
-    """Whether BLAS may use more than one thread here and now."""
-    return _thread_count() > 1
 
 
 def usable_cores() -> int:

@@ -377,6 +377,7 @@ def test_a_client_that_cannot_answer_is_named_and_the_others_go_on(device):
         whole = federation(device, missing=missing, classes=[0, 1, 2, 3, 4])
         bad = whole.participants[3]
         bad.data.labels = np.where(np.isin(np.arange(900), bad.data.rows), 9, bad.data.labels)
+        bad.data.own_labels = bad.data.labels[bad.data.rows]
         return whole
 
     method = fs.DeepAFL(layers=1, width=16)
@@ -393,7 +394,7 @@ def test_a_client_that_cannot_answer_is_named_and_the_others_go_on(device):
 @pytest.mark.parametrize("exchange", [0, 1, 2])
 def test_who_joins_leaves_moves_or_has_other_rows_counts_from_the_next_exchange_on(device, exchange):
     def other_rows(client: Any) -> ClientData:
-        return ClientData(2.0 * client.data.features(slice(None)), client.data.own_labels())
+        return ClientData(2.0 * client.data.features(slice(None)), client.data.own_labels)
 
     def leave(whole: fs.LocalFederation) -> None:
         whole.remove("client-3")

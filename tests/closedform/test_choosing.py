@@ -98,7 +98,7 @@ def test_marks_of_candidates_are_those_of_models_trained_without_the_fold():
         held = fs.ClientData(X, Y)
         rows = fold.held_out.of(held)
         scores = model.decision_function(rows.features(slice(None)), layers=tried.layers)
-        truth = rows.own_labels()
+        truth = rows.own_labels
         wrong += int(np.sum(model.classes[np.argmax(scores, axis=1)] != truth))
         loss += float(np.sum((scores - (truth[:, None] == model.classes)) ** 2))
     assert tried.errors == wrong / len(X)
@@ -113,7 +113,7 @@ def test_candidates_that_share_sums_are_marked_as_if_they_asked_alone():
         for fold in folds_for(len(X), 4):
             model = method.scaled(fold.taken).fit(federation(2), part=fold.training)
             rows = fold.held_out.of(fs.ClientData(X, Y))
-            wrong += int(np.sum(model.predict(rows.features(slice(None))) != rows.own_labels()))
+            wrong += int(np.sum(model.predict(rows.features(slice(None))) != rows.own_labels))
         assert one.errors == wrong / len(X), one
     # Per fold: its two scalings and its sums, which all share; eight Gram matrices of kernels.
     alone = fs.Auto(methods="afl").fit(federation(1)).history[1].bytes_up

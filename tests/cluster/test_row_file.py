@@ -26,7 +26,7 @@ def test_an_npz_is_what_the_command_line_reads(tmp_path: Path, names: tuple[str,
     data = fs.RowFile(str(path), start=10).open()
     assert np.array_equal(data.features(slice(None)), table.features[10:])
     assert np.allclose(data.features(slice(None)), FEATURES[10:], atol=0.03)
-    assert np.array_equal(data.own_labels(), LABELS[10:])
+    assert np.array_equal(data.own_labels, LABELS[10:])
 
 
 def says(file: fs.RowFile, *words: str) -> None:

@@ -97,7 +97,7 @@ def clients_of(federation: LocalFederation) -> dict[str, tuple[Any, Any]]:
         data = participant.data
         found[participant.name] = (
             torch.as_tensor(data.features(slice(None), data.source.dtype)),
-            torch.as_tensor(data.own_labels()),
+            torch.as_tensor(data.own_labels),
         )
     return found
 

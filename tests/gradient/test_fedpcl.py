@@ -260,7 +260,7 @@ def test_a_client_knows_the_classes_it_has_and_no_others() -> None:
     model = made().fit(fed)
     queries = rows(30, seed=3)[0]
     for participant in fed.participants:
-        own, has = participant.personalise(model), np.unique(participant.data.own_labels())
+        own, has = participant.personalise(model), np.unique(participant.data.own_labels)
         assert np.array_equal(np.flatnonzero(own.owned), has)
         assert len(has) == 0 or set(own.predict(queries)) <= set(has)
 

@@ -93,7 +93,7 @@ def tensors(weights: Any) -> dict[str, Any]:
 
 def data_of(participant: Participant) -> tuple[Any, Any]:
     data = participant.data
-    return torch.as_tensor(data.features(slice(None))), torch.as_tensor(data.own_labels())
+    return torch.as_tensor(data.features(slice(None))), torch.as_tensor(data.own_labels)
 
 
 # -- fine-tuning ------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Listener:
             except fs.FedsolveError as problem:
                 self.refusals[str(problem).split()[0]] += 1
                 return
-            weights = rows.own_weights()
+            weights = rows.own_weights
             assert weights is not None
             places = self.starts[site] + weights.astype(int) - 1
             counted[places], flags[places] = 1, rows.features(slice(None))[:, FLAGS]

@@ -80,7 +80,7 @@ class Houses:
     def plain(self, names: tuple[str, ...] = NAMES) -> fs.LocalFederation:
         """The rows and columns that take part, in the open."""
         shown = {n: c.disclosure.rows(c.participant.data) for n, c in self.clients.items() if n in names}
-        parts = {n: fs.ClientData(d.features(slice(None)), d.own_labels()) for n, d in sorted(shown.items())}
+        parts = {n: fs.ClientData(d.features(slice(None)), d.own_labels) for n, d in sorted(shown.items())}
         return fs.LocalFederation([Participant(n, part) for n, part in parts.items()], classes=CLASSES)
 
     def link(self) -> PretendedLink:
@@ -313,7 +313,7 @@ def test_new_rows_wait(sites: Sites, tmp_path: Path) -> None:
     data = sites.client_data("north")
     more = fs.ClientData(
         np.vstack([data.features(slice(None)), data.features(slice(0, 1)) + 1]),
-        np.append(data.own_labels(), data.own_labels()[:1]),
+        np.append(data.own_labels, data.own_labels[:1]),
     )
     link = houses.link()
     shown: list[Any] = []

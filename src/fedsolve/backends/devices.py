@@ -16,7 +16,7 @@ import numpy as np
 from fedsolve.arrays import Array, philox_uniforms
 from fedsolve.backends.kernels import Kernels
 from fedsolve.errors import DataError
-from fedsolve.threads import several_threads
+from fedsolve.threads import thread_count
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ _LOCK = threading.Lock()
 def surroundings(device: torch.device) -> Iterator[None]:
     """One torch thread while several clients train at once, and no kernel chosen by timing it."""
     with (
-        nullcontext() if several_threads() else one_thread(),
+        nullcontext() if thread_count() > 1 else one_thread(),
         _repeatable() if device.type == "cuda" else nullcontext(),
     ):
         yield

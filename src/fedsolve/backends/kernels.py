@@ -17,7 +17,7 @@ from fedsolve.arrays import Array, philox_normals, philox_uniforms
 from fedsolve.backends import blas
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import LARGE, add_gram, add_product, cholesky_factor, factor_in_place
-from fedsolve.threads import Parts, blas_threads, in_parts, several_threads, usable_cores
+from fedsolve.threads import Parts, blas_threads, in_parts, thread_count, usable_cores
 
 PIVOT = 0.999
 """Share of a ridge that every pivot of ridge I + a positive semidefinite matrix reaches, rounding apart."""
@@ -115,14 +115,14 @@ class Kernels:
     def add_matmul(self, left: Array, right: Array, out: Array, scratch: Array | None = None) -> None:
         """out += left @ right; scratch has the shape of out."""
         fits = left.flags.c_contiguous and right.T.flags.c_contiguous and out.flags.c_contiguous
-        if fits and left.size and not several_threads():
+        if fits and left.size and thread_count() == 1:
             add_product(left, right, out)  # the same numbers without the scratch
         else:
             out += np.matmul(left, right, out=scratch)
 
     def gram(self, rows: Array, out: Array, accumulate: bool = False) -> None:
         """out (+)= rowsᵀ rows, of which at least the upper triangle is written."""
-        if several_threads():
+        if thread_count() > 1:
             # numpy and scipy may each bring a BLAS whose idle threads spin: used in turn, they take the cores
             # from each other. numpy computes the large products, so it computes this one too.
             self.cross(rows, rows, out, accumulate)
@@ -270,7 +270,7 @@ class Kernels:
         a step of refinement changes more than a millionth: then eigenvalues must be looked at.
         """
         solve = partial(self._solve_shifted, matrix, ridge)
-        if several_threads():  # each system by all threads, one after the other
+        if thread_count() > 1:  # each system by all threads, one after the other
             found = list(map(solve, scales, right.T))
         else:
             with ThreadPoolExecutor(usable_cores()) as pool:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_weight
-from fedsolve.backends import NUMPY, Kernels, host, kernels_on
+from fedsolve.arrays import Array
+from fedsolve.backends import host, kernels_on
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import gcv_ridge, regularised_risk, ridge_solve, score_moments
 from fedsolve.closedform.sums import (
@@ -103,48 +103,45 @@ class AFL(Method[LinearModel]):
 
     def solve(self, total: Total, spec: Spec) -> LinearModel:
         """The model of a total: W = (G + ridge I)^-1 H, centred by the sums when there is an intercept."""
-        check_sums(total, spec)
-        return self.settled(total)[0]._solve(total, spec, None)
+        return self.solved(total, spec)[0]
 
-    def settled(self, total: Total) -> tuple[AFL, dict[str, Any]]:
-        """This method with its ridge, chosen by generalised cross-validation where it is "auto"; and how the
-        ridges did.
+    def solved(
+        self, total: Total, spec: Spec, preparation: Preparation | None = None
+    ) -> tuple[LinearModel, float, dict[str, Any]]:
+        """The model of a total and its ridge, which generalised cross-validation chooses where it is "auto";
+        and how the ridges did.
         """
-        if self.ridge != "auto":
-            return self, {}
-        if "weight" not in total.term.arrays:
-            raise DataError("ridge='auto' needs sums that were collected for it. Collect them with it.")
-        weight = check_weight(float(total["weight"][0]))
-        gram, cross, _, target = self._centred(total, NUMPY)
-        label_square = float(total["label_square"].sum()) - weight * float(target @ target)
-        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
-        rows = max(weight, float(total.count("counted")))
-        ridge, ridges, errors = gcv_ridge(gram, cross, label_square, rows, int(self.intercept))
-        return replace(self, ridge=ridge), {"ridges": ridges, "errors": errors}
-
-    def _centred(self, total: Total, kernels: Kernels) -> tuple[Array, Array, Array, Array]:
-        """G and H, centred if there is an intercept, and the means of x and y; zeros without an intercept."""
-        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
-        if not self.intercept:
-            return gram, cross, np.zeros(len(gram)), np.zeros(cross.shape[1])
-        weight = check_weight(float(total["weight"][0]))
-        mean, target = total["feature"] / weight, total["target"] / weight
-        gram = gram - kernels.array(weight * np.outer(mean, mean))
-        cross = cross - kernels.array(weight * np.outer(mean, target))
-        return gram, cross, mean, target
-
-    def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
-        assert self.ridge != "auto"
+        check_sums(total, spec)
+        compared: dict[str, Any] = {}
+        ridge = self.ridge
         if self.head != "ridge":
             if spec.classes is None:
                 raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
+            assert ridge != "auto"
             gram, cross, counts = (total[name] for name in LEVEL)
-            solution, intercept = solve_head(self.head, gram, cross, counts, self.ridge)
-        else:
-            gram, cross, mean, target = self._centred(total, kernels_on(spec.device))
-            solution = host(ridge_solve(gram, cross, self.ridge))
-            intercept = target - mean @ solution
-        return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
+            solution, intercept = solve_head(self.head, gram, cross, counts, ridge)
+            return LinearModel(solution, intercept, spec.classes, preparation, self.parameters()), ridge, {}
+        if ridge == "auto" and "weight" not in total.term.arrays:
+            raise DataError("ridge='auto' needs sums that were collected for it. Collect them with it.")
+        kernels = kernels_on(spec.device)
+        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
+        mean, target = np.zeros(len(gram)), np.zeros(cross.shape[1])
+        if self.intercept:
+            weight = float(total["weight"][0])
+            mean, target = total["feature"] / weight, total["target"] / weight
+            gram = gram - kernels.array(weight * np.outer(mean, mean))
+            cross = cross - kernels.array(weight * np.outer(mean, target))
+        if ridge == "auto":
+            weight = float(total["weight"][0])
+            label_square = float(total["label_square"].sum()) - weight * float(target @ target)
+            # Weights of whole numbers stand for rows that are there so often; shares of one do not.
+            rows = max(weight, float(total.count("counted")))
+            ridge, ridges, errors = gcv_ridge(gram, cross, label_square, rows, int(self.intercept))
+            compared = {"ridges": ridges, "errors": errors}
+        solution = host(ridge_solve(gram, cross, ridge))
+        told = replace(self, ridge=ridge).parameters() if compared else self.parameters()
+        model = LinearModel(solution, target - mean @ solution, spec.classes, preparation, told)
+        return model, ridge, compared
 
 
 def solve_head(head: str, gram: Array, cross: Array, counts: Array, ridge: float) -> tuple[Array, Array]:
@@ -203,22 +200,19 @@ class AFLRun(OneExchangeRun[LinearModel]):
             self.add(moments_block(total, self.method.scale, intercept=False))
             self.record(total, "moments")
             return
-        check_sums(total, self.spec)
-        settled, compared = self.method.settled(total)
         preparation = None if self.method.scale is None else preparation_in(self.chain)
-        self._model = settled._solve(total, self.spec, preparation)
+        model, ridge, compared = self.method.solved(total, self.spec, preparation)
+        self._model = model
         if compared and self.spec.classes is not None:
-            rows, model = total["weight"][0], self._model
+            rows = total["weight"][0]
             moments = total["feature"] / rows, total["gram"] / rows
             compared[SCORES] = score_moments(*moments, model.weight, model.intercept)
         risk = None
-        if not settled.intercept and settled.head == "ridge":
-            assert settled.ridge != "auto"
+        if not self.method.intercept and self.method.head == "ridge":
             kernels = kernels_on(self.spec.device)
-            weight = kernels.array(self._model.weight)
             gram, cross, label_square = (total.on(kernels, name) for name in LEVEL)
-            self.system = gram, cross, settled.ridge
-            risk = regularised_risk(weight, gram, cross, label_square, settled.ridge)
+            self.system = gram, cross, ridge
+            risk = regularised_risk(kernels.array(model.weight), gram, cross, label_square, ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)
 
 
@@ -240,7 +234,7 @@ def answer_products(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add("feature", (root.T @ features)[0])
             sums.add("target", (root.T @ targets)[0])
     term = sums.finish(rows=len(data))
-    weights = data.own_weights()
+    weights = data.own_weights
     if request.note.get("counted"):
         term.counts["counted"] = len(data) if weights is None else int(np.count_nonzero(weights))
     if request.note.get("class_rows") and rows.codes is not None:

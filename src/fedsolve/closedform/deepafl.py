@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_classes, check_rows
+from fedsolve.arrays import Array, check_rows
 from fedsolve.backends import host, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, block_of
@@ -365,7 +365,7 @@ class DeepAFLRun(Run[DeepModel]):
             # Centred targets of a single class are zero; one-hot ones leave the other columns zero.
             present = int((label_square > 0).sum()) + self.method.intercept
             if self.spec.classes is not None:
-                check_classes(present)
+                check_rows(None, present)
         anchor = total.on(self._kernels, "anchor") if self.method.reconstruction else None
         rows = total.count("rows")
         layer = len(self.blocks)

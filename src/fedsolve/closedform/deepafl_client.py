@@ -65,7 +65,7 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
                 weighted = rows.weighted(span, output)
                 sums.add_product("step_feature", rows.weighted(span, current), weighted)
                 sums.add_product("step_cross", weighted, targets)
-                sums.add_gram("step_gram", weighted)
+                sums.add_product("step_gram", weighted)
             features.step(current, output, block, workspace)
         features.keep(span, current)
         phi = rows.weighted(span, current)
@@ -75,7 +75,7 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add_product("anchor", phi, rows.weighted(span, features.initial(span)))
         if "hidden_gram" in ask:
             hidden = rows.weighted(span, features.hidden(span, current, goal, kept, workspace))
-            sums.add_gram("hidden_gram", hidden)
+            sums.add_product("hidden_gram", hidden)
             if "hidden_residual" in ask:
                 sums.add_product("hidden_residual", hidden, targets - phi @ weight)
             if "hidden_feature" in ask:

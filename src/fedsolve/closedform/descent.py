@@ -145,14 +145,12 @@ class Curvature:
         found = here.host(here.cholesky_solve(self._factor, here.array(side)))
         return np.ascontiguousarray(found.reshape(columns.T.shape).T if self.exact else found)
 
-    def length(self, columns: Array) -> float:
-        """The length of a step by this matrix."""
-        side = columns.T.reshape(-1, 1) if self.exact else columns
-        return float(np.sqrt(max(inner(side, self.matrix @ side), 0.0)))
-
-    def dual_length(self, gradient: Array) -> float:
-        """The length of M^-1 gradient by this matrix."""
-        return float(np.sqrt(max(inner(gradient, self.solve(gradient)), 0.0)))
+    def step_length(self, gradient: Array, weight: Array) -> float:
+        """|M^-1 gradient| as a share of |weight|, both measured by M."""
+        side = weight.T.reshape(-1, 1) if self.exact else weight
+        squares = inner(gradient, self.solve(gradient)), inner(side, self.matrix @ side)
+        step, size = (float(np.sqrt(max(square, 0.0))) for square in squares)
+        return step / size if size > 0 else float(step > 0)
 
 
 def flattest(last: Array, first: Array) -> float:

@@ -199,7 +199,7 @@ class _RefinementRows:
 
     def __init__(self, refinement: Refinement, shared: Model, data: ClientData) -> None:
         data.check_width(shared.features, "the model")
-        weights = data.own_weights()
+        weights = data.own_weights
         if weights is not None and not np.all(weights):
             # A row of weight zero does not count: it must not decide which form the ridge takes.
             rows = np.arange(len(data)) if data.rows is None else data.rows
@@ -207,7 +207,7 @@ class _RefinementRows:
         self._refinement = refinement
         self._shared = shared
         self._data = data
-        labels, weights = data.own_labels(), data.own_weights()
+        labels, weights = data.own_labels, data.own_weights
         self.codes = None if shared.classes is None else encode_labels(labels, shared.classes)
         self._values = regression_targets(labels, shared.outputs) if shared.classes is None else None
         self.weights = np.ones(len(data)) if weights is None else weights

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_weight
+from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.closedform import afl
 from fedsolve.closedform.landmarks import (
@@ -200,7 +200,14 @@ class KernelRun(Run[KernelModel]):
 
     def absorb(self, total: Total) -> None:
         if (landmarks := self.landmarks) is None:
-            self._draw(total)
+            landmarks, preparation = drawn_from(total, self.method, self.spec)
+            target, self.rows = total["target"], float(total["weight"][0])
+            self.square = float(total["label_square"].sum()) - float(target @ target) / self.rows
+            if self.ridge == "auto" and not self.method.direct(landmarks.count):
+                raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
+            self.add(preparation_block(preparation))
+            self.add(landmarks.block())
+            self.record(total, "moments")
         elif self.coordinates is not None:
             self._step(total)
         elif self.method.direct(landmarks.count):
@@ -212,17 +219,6 @@ class KernelRun(Run[KernelModel]):
             self.start_size = host((residual**2).sum(axis=0))
             self.record(total, "kernels")
 
-    def _draw(self, total: Total) -> None:
-        """Means, scales and landmarks, from AFL's sums."""
-        drawn, preparation = drawn_from(total, self.method, self.spec)
-        target, self.rows = total["target"], float(total["weight"][0])
-        self.square = float(total["label_square"].sum()) - float(target @ target) / self.rows
-        if self.ridge == "auto" and not self.method.direct(drawn.count):
-            raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
-        self.add(preparation_block(preparation))
-        self.add(drawn.block())
-        self.record(total, "moments")
-
     def _solve(self, total: Total) -> None:
         """The weights from ΦᵀΦ and ΦᵀY."""
         gram, cross = (total.on(self.kernels, f"feature_{name}") for name in ("gram", "cross"))
@@ -233,7 +229,9 @@ class KernelRun(Run[KernelModel]):
         self._factors = None
         # Targets are counted from their means, so what is added to these is zero on average.
         moments = np.zeros(len(gram)), host(gram) / self.rows
-        scores = score_moments(*moments, host(solution), self._preparation.target_mean)
+        preparation = preparation_in(self.chain)
+        assert preparation is not None
+        scores = score_moments(*moments, host(solution), preparation.target_mean)
         self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
 
     def _step(self, total: Total) -> None:
@@ -259,12 +257,6 @@ class KernelRun(Run[KernelModel]):
             self._factors = None
 
     @property
-    def _preparation(self) -> Preparation:
-        found = preparation_in(self.chain)
-        assert found is not None
-        return found
-
-    @property
     def factors(self) -> LandmarkFactors:
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
@@ -284,12 +276,13 @@ class KernelRun(Run[KernelModel]):
 
     def model(self) -> KernelModel:
         """The model; before the last step, that of the steps so far."""
-        weights, landmarks = self.weights, self.landmarks
+        weights, landmarks, preparation = self.weights, self.landmarks, preparation_in(self.chain)
         if weights is None:
             weights = host(self.factors.weights(self.kernels.array(self.coordinates)))
         assert landmarks is not None
+        assert preparation is not None
         told = replace(self.method, ridge=self.ridge).parameters()
-        return KernelModel(landmarks, weights, self.spec.classes, self._preparation, told)
+        return KernelModel(landmarks, weights, self.spec.classes, preparation, told)
 
 
 def drawn_from(total: Total, method: KernelAFL | KernelSoftmax, spec: Spec) -> tuple[Landmarks, Preparation]:
@@ -299,7 +292,7 @@ def drawn_from(total: Total, method: KernelAFL | KernelSoftmax, spec: Spec) -> t
     one Gaussian stands for all rows.
     """
     check_sums(total, spec)
-    rows, counts = check_weight(float(total["weight"][0])), total["label_square"]
+    rows, counts = float(total["weight"][0]), total["label_square"]
     landmarks = method.count(total.count("rows"))
     check_memory(landmarks, spec.features, spec.outputs, available_memory())
     mean = total["feature"] / rows
@@ -342,12 +335,22 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
     """
     here = memory.kernels
     rows = cached_rows(data, memory, np.float64, here)
-    near, ask = _near(rows, memory), set(request.note["ask"])
+    found, ask, opening = landmarks_in(memory.chain), set(request.note["ask"]), memory.chain.opening
+    assert found is not None
+    cached = memory.cache.get(KIND)
+    if cached is None or cached[0] != found[0] or cached[1].rows is not rows:
+        check_agreement(landmark_agreement(opening["parameters"]["seed"]), opening, "landmarks")
+        kernel = shared_kernel(*found, here)
+        precision, budget = np.dtype(opening["parameters"]["precision"]), here.budget(memory.budget)
+        aside = factor_bytes(len(kernel.points), opening["features"], opening["outputs"])
+        made = KernelBlocks(rows, kernel, precision, budget, aside)
+        cached = memory.cache[KIND] = (found[0], made)
+    near: KernelBlocks = cached[1]
     if ask - {"cross", "product", "features"}:
         raise TermError(f"unknown sums {sorted(ask)}. Install the server's fedsolve version.")
     sums = Accumulator(memory.workspace, np.float64, here)
     weights = here.array(request.arrays["weights"]) if "product" in ask else None
-    for span in rows.spans(len(near.kernel)):
+    for span in rows.spans(len(near.kernel.points)):
         block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
@@ -356,7 +359,7 @@ def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
         if "features" in ask:
             features = near.kernel.features(block)
             sums.add_product("feature_cross", features, rows.weighted(span, rows.targets(span)))
-            sums.add_gram("feature_gram", features)
+            sums.add_product("feature_gram", features)
     return sums.finish(rows=len(rows))
 
 
@@ -376,7 +379,7 @@ class KernelBlocks:
         here, kept = self.rows.kernels, self.kept.get(span.start)
         if kept is not None:
             return here.array(kept, np.float64)
-        shape = span.stop - span.start, len(self.kernel)
+        shape = span.stop - span.start, len(self.kernel.points)
         size = shape[0] * shape[1] * self.precision.itemsize
         # On a device others keep theirs too, and the server its factors: what is free there now decides.
         keeps = size <= min(self.budget, here.budget(self.budget, self.aside))
@@ -391,22 +394,3 @@ class KernelBlocks:
             self.budget -= size
             self.kept[span.start] = stored
         return made
-
-
-def _near(rows: Rows, memory: Memory) -> KernelBlocks:
-    """This client's kernels for the landmarks of the model so far."""
-    found = landmarks_in(memory.chain)
-    assert found is not None
-    digest, landmarks = found
-    cached = memory.cache.get(KIND)
-    if cached is None or cached[0] != digest or cached[1].rows is not rows:
-        opening = memory.chain.opening
-        parameters = opening["parameters"]
-        check_agreement(landmark_agreement(parameters["seed"]), opening, "landmarks")
-        kernel = shared_kernel(digest, landmarks, rows.kernels)
-        precision, budget = np.dtype(parameters["precision"]), rows.kernels.budget(memory.budget)
-        aside = factor_bytes(len(kernel), opening["features"], opening["outputs"])
-        made = KernelBlocks(rows, kernel, precision, budget, aside)
-        cached = memory.cache[KIND] = (digest, made)
-    near: KernelBlocks = cached[1]
-    return near

@@ -25,7 +25,7 @@ from scipy.linalg import LinAlgError, cholesky
 from fedsolve import version
 from fedsolve.arrays import HALVES, Array, philox_normals
 from fedsolve.backends import NUMPY, Kernels, host, kernels_on
-from fedsolve.closedform.predictors import preparation_arrays, preparation_from
+from fedsolve.closedform.predictors import PREPARATION
 from fedsolve.closedform.projections import check_agreement
 from fedsolve.closedform.rbf import LandmarkKernel
 from fedsolve.closedform.sums import chunks
@@ -95,10 +95,6 @@ class Landmarks:
             points[some] += drawn @ self.factor.T
         return points
 
-    def kernel(self, kernels: Kernels = NUMPY) -> LandmarkKernel:
-        """Their kernel with rows, where these kernels compute."""
-        return LandmarkKernel(self.points(kernels), self.bandwidth)
-
 
 def _key(seed: int, width: int) -> int:
     text = f"fedsolve landmarks {version.LANDMARKS}|{seed}|{width}"
@@ -130,13 +126,17 @@ def shared_kernel(digest: str, landmarks: Landmarks, kernels: Kernels) -> Landma
     with _lock:
         found = _shared.get((digest, kernels.device))
         if found is None:
-            found = _shared[digest, kernels.device] = landmarks.kernel(kernels)
+            found = LandmarkKernel(landmarks.points(kernels), landmarks.bandwidth)
+            _shared[digest, kernels.device] = found
         return found
 
 
 @dataclass(eq=False, repr=False)
 class KernelModel(Model):
-    """Scores k(x, Z) weights + mean of the targets. Z is drawn again from what describes it."""
+    """Scores k(x, Z) weights + mean of the targets. Z is drawn again from what describes it.
+
+    width: columns of `transform`.
+    """
 
     family: ClassVar[str] = "kernel"
 
@@ -148,13 +148,15 @@ class KernelModel(Model):
 
     def __post_init__(self) -> None:
         super().__init__(self.landmarks.means.shape[1], self.classes, self.weights.shape[1])
+        self.width = self.landmarks.count
         self._made: tuple[str, LandmarkKernel] | None = None
 
     @property
     def kernel(self) -> LandmarkKernel:
         """The kernel of the landmarks, where the model computes."""
         if self._made is None or self._made[0] != self.device:
-            self._made = self.device, self.landmarks.kernel(kernels_on(self.device))
+            points = self.landmarks.points(kernels_on(self.device))
+            self._made = self.device, LandmarkKernel(points, self.landmarks.bandwidth)
         return self._made[1]
 
     def _kernels(self, features: Array) -> Iterator[tuple[slice, Array]]:
@@ -179,11 +181,6 @@ class KernelModel(Model):
         drawn = (self.landmarks.factor**2).sum(axis=1) + self.landmarks.means.var(axis=0)
         return Preparation(self.preparation.mean, np.sqrt(drawn))
 
-    @property
-    def width(self) -> int:
-        """Columns of `transform`."""
-        return self.landmarks.count
-
     def whitening(self) -> Array:
         """T^-1 (landmarks, landmarks): what `transform` multiplies kernels by."""
         return host(self.kernel.features(kernels_on(self.device).array(np.eye(self.width))))
@@ -198,7 +195,7 @@ class KernelModel(Model):
 
     def arrays(self) -> dict[str, Array]:
         drawn = self.landmarks.block().arrays
-        return {"weights": self.weights, **drawn, **preparation_arrays(self.preparation)}
+        return {"weights": self.weights, **drawn, **self.preparation.arrays(PREPARATION)}
 
     def note(self) -> dict[str, Any]:
         return {
@@ -212,8 +209,7 @@ class KernelModel(Model):
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> KernelModel:
         seed = note["parameters"]["seed"]
         check_agreement(landmark_agreement(seed), note, "landmarks of the model", ModelFileError)
-        preparation = preparation_from(arrays)
-        assert preparation is not None
+        preparation = Preparation.from_arrays(arrays, PREPARATION)
         described = {"count": note["landmarks"], "seed": seed, "bandwidth": note["bandwidth"]}
         landmarks = Landmarks.from_block(Block({"landmarks": described}, arrays))
         classes = labels_from_note(note["classes"])

@@ -20,6 +20,9 @@ from fedsolve.labels import labels_from_note
 from fedsolve.model import Model, model_from_contents
 from fedsolve.tables.preparation import Preparation
 
+PREPARATION = "preparation."
+"""How the names of arrays begin by which a model prepares rows."""
+
 _PASS_BYTES = 128 << 20
 
 
@@ -57,14 +60,17 @@ class LinearModel(Model):
         return weight, self.intercept - self.preparation.mean @ weight
 
     def arrays(self) -> dict[str, Array]:
-        return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
+        known = {} if self.preparation is None else self.preparation.arrays(PREPARATION)
+        return {"weight": self.weight, "intercept": self.intercept, **known}
 
     def note(self) -> dict[str, Any]:
         return {"parameters": self.parameters}
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Self:
-        classes, preparation = labels_from_note(note["classes"]), preparation_from(arrays)
+        prepared = any(name.startswith(PREPARATION) for name in arrays)
+        preparation = Preparation.from_arrays(arrays, PREPARATION) if prepared else None
+        classes = labels_from_note(note["classes"])
         return cls(arrays["weight"], arrays["intercept"], classes, preparation, note["parameters"])
 
 
@@ -344,7 +350,9 @@ class DeepModel(StagedModel):
         return short
 
     def arrays(self) -> dict[str, Array]:
-        arrays = super().arrays() | {"risk": self.risk} | preparation_arrays(self.preparation)
+        arrays = super().arrays() | {"risk": self.risk}
+        if self.preparation is not None:
+            arrays |= self.preparation.arrays(PREPARATION)
         for t, block in enumerate(self.blocks):
             if block is not None:
                 arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
@@ -353,7 +361,9 @@ class DeepModel(StagedModel):
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
         check_model(note)
-        layers, parameters, preparation = note["layers"], note["parameters"], preparation_from(arrays)
+        layers, parameters = note["layers"], note["parameters"]
+        prepared = any(name.startswith(PREPARATION) for name in arrays)
+        preparation = Preparation.from_arrays(arrays, PREPARATION) if prepared else None
         network = Network.from_parameters(note["features"], parameters)
         known = labels_from_note(note["classes"]), note["outputs"]
         classifiers = [arrays[f"classifier.{t}"] for t in range(layers + 1)]
@@ -361,13 +371,3 @@ class DeepModel(StagedModel):
         if parameters["transformation"] != "identity":
             blocks = [Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"]) for t in range(layers)]
         return cls(network, *known, classifiers, blocks, preparation, parameters, arrays["risk"])
-
-
-def preparation_arrays(preparation: Preparation | None) -> dict[str, Array]:
-    known = {} if preparation is None else preparation.arrays()
-    return {f"preparation.{name}": array for name, array in known.items()}
-
-
-def preparation_from(arrays: dict[str, Array]) -> Preparation | None:
-    parts = with_prefix(arrays, "preparation.")
-    return Preparation.from_arrays(parts) if parts else None

@@ -235,7 +235,7 @@ def _unit(rows: Array) -> Array:
 
 def _seen(data: ClientData, request: Request, memory: Memory) -> Iterator[tuple[Array, slice]]:
     """Some thousand rows at a time, on the sphere."""
-    if data.own_weights() is not None:
+    if data.own_weights is not None:
         raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
     blocks = blocks_with(memory.chain, "private")
     centre = blocks[0].arrays["centre"] if blocks else None
@@ -281,4 +281,4 @@ def _labels(data: ClientData, memory: Memory) -> tuple[Array, int]:
     classes = opening_classes(memory.chain)
     if classes is None:
         raise DataError("a private run is about classes; this one has none.")
-    return encode_labels(data.own_labels(), classes), len(classes)
+    return encode_labels(data.own_labels, classes), len(classes)

@@ -33,17 +33,17 @@ class LandmarkKernel:
     """
 
     def __init__(self, points: Array, bandwidth: float) -> None:
-        self.here, self._points, self._bandwidth = kernels_of(points), points, bandwidth
+        self.here, self.points, self._bandwidth = kernels_of(points), points, bandwidth
         ones = self.here.array(np.ones((len(points), 1)))
         self._columns = self.here.beside(points, self.here.row_squares(points) * (-1.0 / bandwidth), ones)
 
-    def _row_side(self, rows: Array) -> Array:
+    def row_side(self, rows: Array) -> Array:
         ones, squares = self.here.array(np.ones((len(rows), 1))), self.here.row_squares(rows)
         return self.here.beside(rows * (2.0 / self._bandwidth), ones, squares * (-1.0 / self._bandwidth))
 
     def of(self, rows: Array, out: Array | None = None) -> Array:
         """K (rows, landmarks)"""
-        return self.here.exp_product(self._row_side(rows), self._columns, out)
+        return self.here.exp_product(self.row_side(rows), self._columns, out)
 
     def features(self, kernels: Array) -> Array:
         """Φ = K T^-1 (rows, landmarks), whose inner products are nearly the kernel."""
@@ -54,22 +54,15 @@ class LandmarkKernel:
         """T, without A."""
         return LandmarkFactors(self)
 
-    def entries(self) -> Callable[[slice, slice], Array]:
-        """Blocks of K_MM + 1e-8 M I, by rows and columns, made when they are asked for."""
-        across, jitter = self._row_side(self._points), _JITTER * len(self._points)
-
-        def block(rows: slice, columns: slice) -> Array:
-            made = self.here.exp_product(across[rows], self._columns[columns])
-            first, last = max(rows.start, columns.start), min(rows.stop, columns.stop)
-            if first < last:
-                crossing = made[first - rows.start : last - rows.start]
-                self.here.add_diagonal(crossing[:, first - columns.start : last - columns.start], jitter)
-            return made
-
-        return block
-
-    def __len__(self) -> int:
-        return len(self._points)
+    def entries(self, across: Array, rows: slice, columns: slice) -> Array:
+        """A block of K_MM + 1e-8 M I, by rows and columns; across: the row's side of all points."""
+        made = self.here.exp_product(across[rows], self._columns[columns])
+        first, last = max(rows.start, columns.start), min(rows.stop, columns.stop)
+        if first < last:
+            crossing = made[first - rows.start : last - rows.start]
+            jitter = _JITTER * len(self.points)
+            self.here.add_diagonal(crossing[:, first - columns.start : last - columns.start], jitter)
+        return made
 
 
 class LandmarkFactors:
@@ -80,14 +73,15 @@ class LandmarkFactors:
     """
 
     def __init__(self, kernel: LandmarkKernel, ridge: float = 0.0, rows: float = 0.0) -> None:
-        count, here = len(kernel), kernel.here
+        count, here = len(kernel.points), kernel.here
         self._here = here
         self._square = here.empty((count, count))
         self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
         try:  # L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column
+            entries = partial(kernel.entries, kernel.row_side(kernel.points))
             self._lower = cholesky_below(
-                kernel.entries(), self._square, here.triangle, here.triangle_solve, here.parts
+                entries, self._square, here.triangle, here.triangle_solve, here.parts
             )
         except LinAlgError:
             raise self._trouble("landmarks are not distinct to working precision") from None

@@ -324,7 +324,7 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         self.exact = _newton(self.method, self.gradient.size, self.spec.outputs)
         self.hessian = at_zero(self.whole, self.weight.shape[1]) if self.exact else None
         self.reach = 1.0 if self.exact else FIRST_STEP
-        self._turn()
+        self.towards = direction(self.gradient, (), (), self.metric.solve)
 
     def _check_rank(self, gram: Array) -> None:
         """At ridge 0 columns must be independent: the likelihood has no single maximum otherwise."""
@@ -380,10 +380,6 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         elif inner(step, change) > _UPWARDS * float(np.linalg.norm(step) * np.linalg.norm(change)):
             self.steps = [*self.steps, step][-_PAIRS:]
             self.changes = [*self.changes, change][-_PAIRS:]
-        self._turn()
-
-    def _turn(self) -> None:
-        """The direction from the point that was just accepted."""
         self.towards = direction(self.gradient, self.steps, self.changes, self.metric.solve)
 
     @property
@@ -399,9 +395,8 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         return self._metric
 
     def step_length(self) -> float:
-        """|M^-1 g| as a share of |W|, both measured by M."""
-        step, size = self.metric.dual_length(self.gradient), self.metric.length(self.weight)
-        return step / size if size > 0 else float(step > 0)
+        """How long the next step is beside the weights."""
+        return self.metric.step_length(self.gradient, self.weight)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -465,7 +460,7 @@ def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
             bends = [whole * roots[:, [column]] for column in range(roots.shape[1])]
             sums.add("diagonal", kernels.stacked([bent.T @ bent for bent in bends]))
             crossed = probabilities[:, :, None] * whole[:, None, :]
-            sums.add_gram("crossed", crossed.reshape(len(whole), roots.shape[1] * whole.shape[1]))
+            sums.add_product("crossed", crossed.reshape(len(whole), roots.shape[1] * whole.shape[1]))
         correct += int((right & (root[:, 0] > 0)).sum())
         counted += int((root > 0).sum())
     return sums.finish(rows=len(rows), correct=correct, counted=counted)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.arrays import Array, check_classes, check_rows, check_weight
+from fedsolve.arrays import Array, check_rows
 from fedsolve.backends import NUMPY, Kernels
 from fedsolve.errors import DataError
 from fedsolve.federation.method import (
@@ -100,19 +100,17 @@ class Accumulator:
 
     def add_level(self, rows: Array, targets: Array) -> None:
         """The sums of `LEVEL`."""
-        self.add_gram("gram", rows)
+        self.add_product("gram", rows)
         self.add_product("cross", rows, targets)
         self.add("label_square", (targets**2).sum(axis=0))
 
-    def add_gram(self, name: str, rows: Array) -> None:
-        """name += rowsᵀ rows"""
-        out, begun = self._sum(name, (rows.shape[1], rows.shape[1]))
-        self.kernels.gram(rows, out, accumulate=begun)
-        self.term.symmetric |= {name}
-
-    def add_product(self, name: str, left: Array, right: Array) -> None:
-        """name += leftᵀ right"""
-        out, begun = self._sum(name, (left.shape[1], right.shape[1]))
+    def add_product(self, name: str, left: Array, right: Array | None = None) -> None:
+        """name += leftᵀ right, or the symmetric leftᵀ left."""
+        out, begun = self._sum(name, (left.shape[1], (left if right is None else right).shape[1]))
+        if right is None:
+            self.kernels.gram(left, out, accumulate=begun)
+            self.term.symmetric |= {name}
+            return
         scratch = None
         if begun and self.kernels is NUMPY:  # devices have their own
             scratch = self.workspace.array("product", out.shape, out.dtype)
@@ -169,7 +167,7 @@ class Rows:
         self.outputs: int = opening["outputs"]
         # Everything but the features is small: it lies where the kernels compute for all passes.
         here, classes = kernels.array, labels_from_note(opening["classes"])
-        labels, weights = data.own_labels(), data.own_weights()
+        labels, weights = data.own_labels, data.own_weights
         self.codes = None if classes is None else encode_labels(labels, classes)
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64, copy=False))
         values = regression_targets(labels, self.outputs) if classes is None else None
@@ -187,7 +185,12 @@ class Rows:
         """Input features (span, width), centred and scaled as the preparation says."""
         dtype = self.dtype if self._preparation is None else np.float64
         if self._base is not None:
-            values = self.kernels.array(self._represented(span), dtype)
+            known = self._kept.get(span.start)  # what the trained model makes of these rows
+            if known is None or len(known) != span.stop - span.start:
+                known = np.asarray(self._base.transform(self.data.features(span)))
+                if self._keeps:
+                    self._kept[span.start] = known
+            values = self.kernels.array(known, dtype)
         elif self.kernels is NUMPY:
             values = self.data.features(span, dtype)
         else:
@@ -199,15 +202,6 @@ class Rows:
         values = values - self._preparation["mean"]
         values /= self._preparation["scale"]
         return self.kernels.array(values, self.dtype)
-
-    def _represented(self, span: slice) -> Array:
-        """What the trained model makes of these rows."""
-        known = self._kept.get(span.start)
-        if known is None or len(known) != span.stop - span.start:
-            known = np.asarray(self._base.transform(self.data.features(span)))
-            if self._keeps:
-                self._kept[span.start] = known
-        return known
 
     def targets(self, span: slice) -> Array:
         """Targets (span, outputs)."""
@@ -289,10 +283,11 @@ def moments_block(total: Total, scale: str | None, intercept: bool) -> Block:
 def check_sums(total: Total, spec: Spec) -> None:
     """Refuse sums that nothing can be solved from: no rows, no weight, or rows of one class only."""
     check_rows(total.count("rows"))
-    if spec.classes is not None:
-        seen = total["label_square"]
-        check_weight(float(seen.sum()))
-        check_classes(int(np.sum(seen > 0)))
+    if spec.classes is not None or "weight" in total.term.arrays:
+        weights = total["weight" if spec.classes is None else "label_square"]
+        if weights.sum() <= 0:
+            raise DataError("all sample weights are zero; at least one row must count.")
+        check_rows(None, None if spec.classes is None else int(np.sum(weights > 0)))
 
 
 def preparation_in(chain: Chain) -> Preparation | None:
@@ -353,9 +348,8 @@ class OneExchangeRun(Run[M]):
         return self.ask(ONCE, 0, clients) if self._model is None else None
 
     def absorb(self, total: Total) -> None:
-        check_rows(total.count("rows"))
-        if self.spec.classes is not None:
-            check_classes(int(np.count_nonzero(total["class_rows"])))
+        known = self.spec.classes is not None
+        check_rows(total.count("rows"), int(np.count_nonzero(total["class_rows"])) if known else None)
         self._model = self.method.solve(total, self.spec)
         self.record(total, "classifier")
 

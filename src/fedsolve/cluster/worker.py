@@ -130,7 +130,7 @@ class Worker:
         for name in names:
             try:
                 data = self._clients[name].data
-                labels = data.own_labels()
+                labels = data.own_labels
                 kept = labels[:1] if task == "regression" else np.unique(labels)
                 found[name] = Seen(len(data), data.width, kept, held_by(data), self._clients.stamps[name])
             except Exception as problem:

@@ -83,7 +83,7 @@ class LocalRidge(Comparison):
         return outcome
 
     def _predictor(self, data: ClientData, classes: Array) -> Predictor:
-        targets = np.eye(len(classes))[np.searchsorted(classes, data.own_labels())]
+        targets = np.eye(len(classes))[np.searchsorted(classes, data.own_labels)]
         weight = np.zeros((data.width, len(classes)))
         if len(data):
             weight = laws.local_solution(data.features(slice(None)), targets, self.ridge).weight

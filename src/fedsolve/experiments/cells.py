@@ -26,7 +26,7 @@ from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.labels import positions
+from fedsolve.labels import encode_labels
 from fedsolve.model import Model
 from fedsolve.scoring.client_scores import ClientScores, client_rows, client_scores
 
@@ -91,14 +91,15 @@ class Trial:
     @cached_property
     def coded(self) -> tuple[Array, Array]:
         """Training features as float64, and labels as positions among the classes."""
-        return np.asarray(self.rows.x_train, dtype=np.float64), positions(self.labels, self.classes)
+        return np.asarray(self.rows.x_train, dtype=np.float64), encode_labels(self.labels, self.classes)
 
     @cached_property
     def coded_test(self) -> tuple[Array, Array] | None:
         """The same of the test rows, -1 for a class that nobody trained on; None where there are none."""
         if self.rows.x_test is None or self.rows.y_test is None:
             return None
-        return np.asarray(self.rows.x_test, dtype=np.float64), positions(self.rows.y_test, self.classes)
+        codes = encode_labels(self.rows.y_test, self.classes, known=False)
+        return np.asarray(self.rows.x_test, dtype=np.float64), codes
 
     @property
     def parts(self) -> LocalParts:
@@ -313,7 +314,7 @@ def run_locally(method: Method[Any], trial: Trial) -> Outcome:
             correct = np.zeros((model.layers + 1, len(rows)), dtype=np.int64)
             for client, data in enumerate(parts.test):
                 if len(data):
-                    hits = model.staged_predict(data.features(slice(None))) == data.own_labels()
+                    hits = model.staged_predict(data.features(slice(None))) == data.own_labels
                     correct[:, client] = hits.sum(axis=1)
             layers = [ClientScores(parts.names, layer, rows) for layer in correct]
             outcome.enter_local(layers[-1])

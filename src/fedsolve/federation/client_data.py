@@ -38,6 +38,8 @@ class ClientData:
     weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
     schema:   what the features are, where `encoder.encode` made them of a table; NaN is a missing value then.
     cells:    which rows may only be asked about together, under secure sums.
+
+    own_labels and own_weights are those of this client's rows alone.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class ClientData:
         self.weights: Array | None = weights
         self.width = int(features.shape[1])
         self.rows = rows
+        self.own_labels = self.labels if rows is None else self.labels[rows]
+        self.own_weights = weights if weights is None or rows is None else weights[rows]
         self.schema = schema
         self.cells = cells
         if schema is not None and schema.width != self.width:
@@ -103,12 +107,6 @@ class ClientData:
                 "All must use the same backbone or image size."
             )
 
-    def own_labels(self) -> Array:
-        return self.labels if self.rows is None else self.labels[self.rows]
-
-    def own_weights(self) -> Array | None:
-        return self.weights if self.weights is None or self.rows is None else self.weights[self.rows]
-
     def row_hashes(self, key: int | str = 0) -> Array:
         """A number for each of this client's rows that its content alone decides: see `folds`.
 
@@ -116,7 +114,7 @@ class ClientData:
         """
         if self.cells is not None:
             return self.cells.hashes
-        labels = self.own_labels()
+        labels = self.own_labels
         spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(labels)), _ROWS)]
         return np.concatenate([row_hashes(self.features(s, None), labels[s], key) for s in spans])
 
@@ -142,7 +140,7 @@ class ClientData:
 
     def prepared(self, preparation: Preparation) -> ClientData:
         """The same rows as methods see them under this preparation."""
-        return PreparedData(self, preparation, self.own_weights())
+        return PreparedData(self, preparation, self.own_weights)
 
     @cached_property
     def incomplete(self) -> bool:
@@ -161,8 +159,8 @@ class PreparedData(ClientData):
         self._raw = raw
         self._preparation = preparation
         self.width = raw.width
-        self.labels = raw.own_labels()
-        self.weights = weights
+        self.labels = self.own_labels = raw.own_labels
+        self.weights = self.own_weights = weights
         self.rows = None
         self.schema = None
         self.cells = raw.cells
@@ -188,25 +186,23 @@ class WeightedData(ClientData):
 
     def __init__(self, raw: ClientData, weights: Array) -> None:
         vars(self).update(vars(raw))
-        self.weights = weights
-
-    def own_weights(self) -> Array | None:
-        return self.weights
+        self._raw = raw
+        self.weights = self.own_weights = weights
 
     def taking(self, chosen: Array) -> ClientData:
-        assert self.weights is not None
-        return WeightedData(super().taking(chosen), self.weights[chosen])
+        assert self.own_weights is not None
+        return WeightedData(self._raw.taking(chosen), self.own_weights[chosen])
 
 
 def joined(parts: Sequence[ClientData]) -> ClientData:
     """The rows of several clients of one schema, copied, one client after the other."""
     weights = None
     if any(part.weights is not None for part in parts):
-        own = (np.ones(len(part)) if part.weights is None else part.own_weights() for part in parts)
+        own = (np.ones(len(part)) if part.weights is None else part.own_weights for part in parts)
         weights = np.concatenate([*own])
     return ClientData(
         np.concatenate([part.features(slice(None), None) for part in parts]),
-        np.concatenate([part.own_labels() for part in parts]),
+        np.concatenate([part.own_labels for part in parts]),
         weights=weights,
         checked=True,
         schema=parts[0].schema,
@@ -258,11 +254,11 @@ def run_schema(chain: Chain) -> Schema | None:
 
 def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, Any]) -> ClientData:
     """The prepared rows, weighted by class if the preparation has class weights."""
-    weights = data.own_weights()
+    weights = data.own_weights
     if "class_weight" in arrays:
         classes = labels_from_note(opening["classes"])
         assert classes is not None
-        by_class = arrays["class_weight"][encode_labels(data.own_labels(), classes)]
+        by_class = arrays["class_weight"][encode_labels(data.own_labels, classes)]
         weights = by_class if weights is None else weights * by_class
     if "centre" in arrays:
         return PreparedData(data, Preparation.from_arrays(arrays), weights)

@@ -60,14 +60,22 @@ def row_hashes(features: Any, labels: Any = None, key: int | str = 0) -> Array:
         part = np.ascontiguousarray(values[start : start + _BLOCK].T, dtype=np.float64)
         words = (part + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
         words = np.where(np.isnan(part), _NAN, words)
+        some = hashes[start : start + _BLOCK]
         for place, column in enumerate(words):
-            _enter(hashes[start : start + _BLOCK], column, place)
+            some[...] = mixed_words(some ^ column) * _ODD + np.uint64(place)
     if labels is not None:
         given = plain_labels(labels)
         if len(given) != len(values):
             raise DataError(f"{len(values)} rows but {len(given)} labels.")
-        for place, column in enumerate(np.atleast_2d(given.T)):
-            _enter(hashes, _label_words(column), -1 - place)
+        for place, column in enumerate(np.atleast_2d(given.T), 1):
+            if column.dtype.kind in "fiub":
+                entered = (column.astype(np.float64) + 0.0).view(np.uint64)
+            else:
+                distinct, codes = np.unique(column, return_inverse=True)
+                texts = [hashlib.blake2b(label.encode(), digest_size=8) for label in distinct.tolist()]
+                words = np.array([int.from_bytes(text.digest(), "little") for text in texts], dtype=np.uint64)
+                entered = words[codes]
+            hashes = mixed_words(hashes ^ entered) * _ODD + np.uint64(2**64 - place)
     return mixed_words(hashes)
 
 
@@ -77,25 +85,6 @@ def fold_numbers(hashes: Array, count: int = FOLDS) -> Array:
         raise DataError(f"the number of folds must be a whole number, at least 2; got {count!r}.")
     shares = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.asarray((shares * count).astype(np.int64))
-
-
-def _label_words(labels: Array) -> Array:
-    if labels.dtype.kind in "fiub":
-        return (labels.astype(np.float64) + 0.0).view(np.uint64)
-    distinct, codes = np.unique(labels, return_inverse=True)
-    words = [
-        int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little")
-        for label in distinct.tolist()
-    ]
-    return np.array(words, dtype=np.uint64)[codes]
-
-
-def _enter(hashes: Array, words: Array, number: int) -> None:
-    """Mix one word into the hash of every row, in place."""
-    np.bitwise_xor(hashes, words, out=hashes)
-    hashes[...] = mixed_words(hashes)
-    hashes *= _ODD
-    hashes += np.uint64(number % 2**64)
 
 
 def mixed_words(words: Array) -> Array:
@@ -114,7 +103,7 @@ def row_digests(data: ClientData, key: bytes) -> Array:
     A label that a server's class list spells as text counts as the number that it is: otherwise a server
     could make all rows look new.
     """
-    labels, weights = data.own_labels(), data.own_weights()
+    labels, weights = data.own_labels, data.own_weights
     digests = np.empty(len(data), dtype=np.uint64)
     for start in range(0, len(data), _DIGESTED):
         for place, row in enumerate(data.features(slice(start, start + _DIGESTED)), start):

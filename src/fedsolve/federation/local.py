@@ -78,7 +78,7 @@ class LocalFederation(Members, Federation):
             self.add(participant)
         if not self.clients:
             raise DataError("a federation needs at least one participant; got none.")
-        made = (participant.data.own_labels() for participant in self.made.values())
+        made = (participant.data.own_labels for participant in self.made.values())
         given = made if common is None else [common.labels]
         self.label_names = tuple(map(str, label_names or (() if self.schema is None else self.schema.labels)))
         self.task = task_for("regression" if self.label_names else task, classes, self.schema, given)
@@ -146,7 +146,7 @@ class LocalFederation(Members, Federation):
 
     def describe(self) -> Spec:
         assert self._width is not None
-        labels = {name: participant.data.own_labels() for name, participant in sorted(self.made.items())}
+        labels = {name: participant.data.own_labels for name, participant in sorted(self.made.items())}
         if self._unmade:  # these come as one array
             assert self._partition is not None
             together, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array, check_choice, owners_of, rows_by_client
+from fedsolve.arrays import Array, check_choice, rows_by_client
 from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError
 from fedsolve.federation.client_data import ClientData, joined
@@ -94,12 +94,12 @@ def partitioned(
     rows = ClientData(features, labels, weights=sample_weight, schema=schema)
     if len(rows) == 0:
         raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-    names, owners, count = owners_of(owners, len(rows), clients)
+    names, order, bounds = rows_by_client(owners, len(rows), clients)
+    count = len(bounds) - 1
     if names is None:
         names = tuple(f"client-{client:0{len(str(count - 1))}d}" for client in range(count))
     places = {name: client for client, name in enumerate(names)}
     folder = None if scratch is None else Path(scratch)
-    order, bounds = rows_by_client(owners, count)
     sizes = np.diff(bounds)
     return PartitionedRows(
         rows.source, rows.labels, rows.weights, schema, places, order, bounds, sizes, memory, folder

@@ -80,7 +80,7 @@ def answer_table_moments(data: ClientData, request: Request, memory: Memory) -> 
     """n, sum z and sum z² of every number and date, over the rows that have it; rows by class."""
     schema = run_schema(memory.chain)
     places, references, units = (np.zeros(0, dtype=np.intp),) * 3 if schema is None else _measured(schema)
-    weights = data.own_weights()
+    weights = data.own_weights
     sums = np.zeros((3, len(places)))
     for span in data.spans():
         scaled = (data.features(span)[:, places] - references) / units
@@ -91,7 +91,7 @@ def answer_table_moments(data: ClientData, request: Request, memory: Memory) -> 
     term = Term({"moments": sums}, {"rows": len(data)})
     classes = opening_classes(memory.chain)
     if classes is not None:
-        codes = encode_labels(data.own_labels(), classes)
+        codes = encode_labels(data.own_labels, classes)
         term.arrays["class_rows"] = np.bincount(codes, weights, minlength=len(classes)).astype(np.float64)
     return term
 

@@ -48,7 +48,7 @@ class GroupRows:
         self.dtype: torch.dtype = getattr(torch, method.precision)
         self.clients = names
         self.codes = codes
-        self.weights = [client.own_weights() for client in clients]
+        self.weights = [client.own_weights for client in clients]
         self.sizes = np.array([len(client) for client in clients])
         weighed = zip(self.sizes.tolist(), self.weights, strict=True)
         self.counted = np.array([rows if given is None else float(given.sum()) for rows, given in weighed])

@@ -116,10 +116,10 @@ def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> 
             least = 2 if networks.batch_norms(slot.lend()) else 1
     # Whether it has a batch to train on.
     trains = bool(steps_per_epoch(method, np.array([len(client)]), least)[0] > 0)
-    given = client.own_weights()
+    given = client.own_weights
     rows = float(len(client)) if given is None else float(given.sum())
     size = (rows if method.weighting == "size" else 1.0) if trains else 0.0
-    counts = np.bincount(encode_labels(client.own_labels(), classes), minlength=len(classes))
+    counts = np.bincount(encode_labels(client.own_labels, classes), minlength=len(classes))
     away = label_discrepancy(counts) if trains else 0.0
     if "sums" in request.note:
         share = method.share(size, away, np.array(request.note["sums"])) if trains else 0.0

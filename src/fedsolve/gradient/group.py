@@ -90,7 +90,7 @@ class ClientGroup:
         )
         self._network = None if heads else slot.lend()
         self.least = 2 if self._network is not None and networks.batch_norms(self._network) else 1
-        codes = [encode_labels(client.own_labels(), classes) for client in clients]
+        codes = [encode_labels(client.own_labels, classes) for client in clients]
         plans = [
             plan_batches(method, len(client), self.round, memory.name, self.least)
             for client, memory in zip(clients, memories, strict=True)

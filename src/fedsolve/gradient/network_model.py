@@ -137,7 +137,7 @@ class GradientModel(Model):
         if data.weights is not None:
             raise DataError("gradient methods do not take sample weights; leave them out, or use APFL.")
         assert self.classes is not None
-        encode_labels(data.own_labels(), self.classes)
+        encode_labels(data.own_labels, self.classes)
         predictor: Model = self.method().personal(self, data, self._state(states))
         return predictor
 

@@ -17,7 +17,7 @@ from fedsolve.gradient.alignment import CHOICES, representation
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
-from fedsolve.labels import positions
+from fedsolve.labels import encode_labels
 
 TARGETS = ("global", "aggregated")
 
@@ -76,7 +76,7 @@ class Watch(Follower):
             assert model.classes is not None
             correct = model.classes[np.argmax(scores, axis=1)] == self.labels
             metrics[f"{prefix}test_accuracy"] = float(np.mean(correct))
-            codes = positions(self.labels, model.classes)
+            codes = encode_labels(self.labels, model.classes, known=False)
             known = codes >= 0
             logs = log_softmax(scores[known], axis=1)[np.arange(known.sum()), codes[known]]
             # Over the rows whose class is known; None when there is none.

@@ -199,7 +199,7 @@ class Answerer:
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
                 )
-            own = np.unique(data.own_labels())
+            own = np.unique(data.own_labels)
             if own.dtype.kind == "f" and len(own) > FEW_CLASSES and np.any(own != np.rint(own)):
                 raise Declined(
                     f"the labels of '{self.name}' are numbers, and the server wants classes. Start it with "
@@ -227,14 +227,14 @@ class Answerer:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
         asked = labels_from_note(note.get("classes"))
         if asked is None:
-            self._answer_with(self.data.own_labels())
+            self._answer_with(self.data.own_labels)
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
             mismatch = f"the server's class list [{listed(asked)}] is not the one '{self.name}' agreed to"
             settle = "Settle it between you."
             raise Declined(f"{mismatch}, [{listed(self._classes)}]. {settle}", f"{mismatch}. {settle}")
         try:
-            self._answer_with(labels_like(self.data.own_labels(), asked))
+            self._answer_with(labels_like(self.data.own_labels, asked))
         except DataError as problem:
             told = f"'{self.name}' has a label that is not one of the {len(asked)} classes"
             raise Declined(str(problem), f"{told}; its own output says which.") from problem

@@ -110,7 +110,7 @@ def _filled(data: ClientData) -> ClientData:
     if (empty := missing.all(axis=0)).any():
         raise DataError(f"features {np.flatnonzero(empty).tolist()} have no value at all. Leave them out.")
     rows[missing] = np.broadcast_to(np.nanmean(rows, axis=0), rows.shape)[missing]
-    return ClientData(rows, data.own_labels(), weights=data.own_weights(), schema=data.schema)
+    return ClientData(rows, data.own_labels, weights=data.own_weights, schema=data.schema)
 
 
 def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]:
@@ -120,7 +120,7 @@ def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]
     said = f"{len(rows):,} rows of {rows.shape[1]} columns, rank {rank}"
     found = [Leak("rows", "rank", rank, said, "rows can be computed from these sums" if few else "")]
     if spec.classes is not None:
-        labels, counts = np.unique(data.own_labels(), return_counts=True)
+        labels, counts = np.unique(data.own_labels, return_counts=True)
         small = [str(label) for label, count in zip(labels, counts, strict=True) if count < FEW]
         said = f"{len(small)} of {len(labels)} classes have fewer than {FEW} rows"
         harm = f"sums of class {', '.join(small[:5])} are about few rows" if small else ""
@@ -154,7 +154,7 @@ class _Attack:
     mechanism: Mechanism
 
     def __post_init__(self) -> None:
-        rows, labels = self.data.features(slice(None)), self.data.own_labels()
+        rows, labels = self.data.features(slice(None)), self.data.own_labels
         order = self.rng.permutation(len(rows))
         half = max(1, len(rows) // 2)
         others = self.rng.integers(0, len(rows), (self.sites - 1) * half)

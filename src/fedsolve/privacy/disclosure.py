@@ -332,7 +332,7 @@ class Disclosure:
         batch, folds = data.taking(there), fold_numbers(cells.hashes, FOLDS)
         values = batch.features(slice(None))
         if stage.classes is None:
-            targets = np.asarray(batch.own_labels(), dtype=np.float64)
+            targets = np.asarray(batch.own_labels, dtype=np.float64)
             values = np.column_stack([values, targets.reshape(len(values), -1)])
         return values, folds
 
@@ -360,7 +360,7 @@ class Disclosure:
                 values = shown.features(slice(None), shown.source.dtype)
                 values = np.where(left, np.zeros((), dtype=values.dtype), values)
                 shown = ClientData(
-                    values, shown.own_labels(), None, shown.own_weights(), checked=True, schema=data.schema
+                    values, shown.own_labels, None, shown.own_weights, checked=True, schema=data.schema
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1, : data.width].any(axis=0))
@@ -515,7 +515,7 @@ class Disclosure:
     def _fresh(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array, Array, Array]:
         """The class of each row by a stage, and its hash; which rows no total was about yet; and how many of
         these lie in which cells."""
-        classes, weights = labels_from_note(stage.classes), data.own_weights()
+        classes, weights = labels_from_note(stage.classes), data.own_weights
         new = np.flatnonzero((self._places(data) < 0) & (True if weights is None else weights > 0))
         # The hashes decide rows' folds; in one process, where nobody is hidden, they are those of plain runs.
         hashes = data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
@@ -550,7 +550,7 @@ class Disclosure:
 def _codes(data: ClientData, classes: Array | None) -> Array:
     if classes is None:
         return np.zeros(len(data), dtype=np.int64)
-    return encode_labels(data.own_labels(), classes).astype(np.int64)
+    return encode_labels(data.own_labels, classes).astype(np.int64)
 
 
 def _content(array: Array) -> str:

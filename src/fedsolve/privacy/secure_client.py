@@ -288,7 +288,7 @@ class SecureClient:
 
     def _check_census(self, stage: CensusStage, layout: Layout, cohort: Sequence[str]) -> None:
         """Refuse to count rows for a run that this site would refuse afterwards."""
-        data, labels = self.participant.data, self.participant.data.own_labels()
+        data, labels = self.participant.data, self.participant.data.own_labels
         if layout != stage.layout(data.width, 1 if labels.ndim == 1 else int(labels.shape[1])):
             raise TermError("the census is asked for in another layout than its own.")
         if self.rules.epsilon_total > 0:

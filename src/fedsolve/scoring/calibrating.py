@@ -215,7 +215,7 @@ def answer_calibration(data: ClientData, request: Request, memory: Memory) -> Te
         found = []
         for _, model, held in models_asked(request, memory):
             rows, scored = held.of(data), {}
-            truth = truth_of(model, rows.own_labels())
+            truth = truth_of(model, rows.own_labels)
             for name in ("shared",) if model.labels else lists:
                 scorer = model.personalised(held.rest.of(data), memory.states) if name == "own" else model
                 parts = [scorer.decision_function(rows.features(s, rows.source.dtype)) for s in rows.spans()]
@@ -224,7 +224,7 @@ def answer_calibration(data: ClientData, request: Request, memory: Memory) -> Te
                 scores, _ = scored.pop("shared")
                 labels = enumerate(zip(scores.T, truth.T, strict=True))
                 scored = {f"label{n}": (np.column_stack([1.0 - s, s]), true) for n, (s, true) in labels}
-            found.append((scored, len(rows), rows.own_weights()))
+            found.append((scored, len(rows), rows.own_weights))
         kept = memory.cache[LOSSES] = (digest, found)
     term = Term(counts={"rows": 0})
     for scored, count, weights in kept[1]:

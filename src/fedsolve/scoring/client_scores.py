@@ -128,7 +128,7 @@ def _correct(predictor: Any, data: ClientData) -> int:
             "client, by R²: model.score(features, targets)."
         )
     predict = predictor.predict if hasattr(predictor, "predict") else predictor
-    labels = data.own_labels()
+    labels = data.own_labels
     correct = 0
     for span in data.spans():
         predicted = np.asarray(predict(data.features(span, data.source.dtype)))
@@ -190,7 +190,7 @@ def own_models(
     tests = None
     if test is not None:  # in the class shares of each client's training rows
         assert test.labels is not None
-        labels = [participant.data.own_labels() for participant in federation.participants]
+        labels = [participant.data.own_labels for participant in federation.participants]
         owners = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
         tested = partitions.alike(test.labels, np.concatenate(labels), owners, len(labels))
         tests = client_rows(np.asarray(test.features), test.labels, tested, len(labels))

@@ -179,7 +179,7 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
     """
     if model.regression and model.judged is None:
         return error_sums(model, data)
-    truth, coarse = truth_of(model, data.own_labels()), data.cells is not None
+    truth, coarse = truth_of(model, data.own_labels), data.cells is not None
     classes = 2 if model.labels else model.outputs if model.judged is None else len(model.judged)
     no_rows = np.zeros((0, classes)), np.zeros(0, np.int64), np.zeros(0, np.int64)
     exact, each = 0, [tally(*no_rows) for _ in model.labels or ("the only one",)]
@@ -201,7 +201,7 @@ def sums_of(model: Model, data: ClientData) -> dict[str, Array]:
 @step("evaluate", over_rows=True)
 def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
     """Correct predictions and rows; for regression the sums that R² needs."""
-    model, labels = model_about(request, memory), data.own_labels()
+    model, labels = model_about(request, memory), data.own_labels
     if model.regression:
         errors = error_sums(model, data)["errors"]
         return Term(

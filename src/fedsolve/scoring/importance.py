@@ -154,7 +154,7 @@ def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Ter
 def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
     """For every column: the sum over rows of the rise of the log loss, of its square, and of answers lost."""
     model, note = model_about(request, memory), request.note["importance"]
-    groups, labels = column_groups(model), data.own_labels()
+    groups, labels = column_groups(model), data.own_labels
     truth = truth_of(model, labels)
     asked = {name: request.arrays[f"at.{name}"] for name in ("origin", "unit", "counts")}
     several = (1 + len(model.labels),) if model.labels else ()

@@ -165,7 +165,7 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
     known, term = _known_members(memory), Term()
     for name, model, part in models_asked(request, memory):
         rows = known.part(data, part)
-        truth, weights = truth_of(model, rows.own_labels()), rows.own_weights()
+        truth, weights = truth_of(model, rows.own_labels), rows.own_weights
         staged, counts = getattr(model, "staged_decision_function", None), model.classes is not None
         marks = np.zeros((3, getattr(model, "layers", 0) + 1 if staged else 1))
         for span in rows.spans():

@@ -35,7 +35,7 @@ def error_sums(
     model: Model, data: ClientData, spread: Spread | None = None, origin: Array | None = None
 ) -> dict[str, Array]:
     """The sums of a client's rows, some of them at a time; spread and origin are the model's when None."""
-    labels, outputs = data.own_labels(), model.outputs
+    labels, outputs = data.own_labels, model.outputs
     sums = {"errors": np.zeros((10, outputs))}
     known = spread if spread is not None else model.spread
     if known is not None:

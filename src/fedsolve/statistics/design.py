@@ -153,7 +153,7 @@ class RowView:
             check_formula(data, self.whole(data, self.plan.used), self.plan, weights, uncounted)
 
     def frame(self, data: ClientData, span: slice) -> Any:
-        return frame(self.schema, data.features(span), data.own_labels()[span], self.filled)
+        return frame(self.schema, data.features(span), data.own_labels[span], self.filled)
 
     def whole(self, data: ClientData, used: Sequence[str] = ()) -> Any:
         """All rows as one frame, those with missing values among them; refused where the disclosure rules
@@ -177,7 +177,7 @@ class RowView:
         """Rows that lack none of the columns `used`, as frames with their weights; and by column, how many
         rows lack it.
         """
-        weights = data.own_weights()
+        weights = data.own_weights
         for start in range(0, max(1, len(data)), _ROWS):
             span = slice(start, start + _ROWS)
             rows = self.frame(data, span)

@@ -65,9 +65,9 @@ def check_formula(
         terms.append((_word(sides[0], rows),))
     else:
         terms.append(tuple(sides))
-    if weights or data.own_weights() is not None:
+    if weights or data.own_weights is not None:
         weight = weights or WEIGHTS
-        rows = rows if weights else rows.assign(**{WEIGHTS: data.own_weights()})
+        rows = rows if weights else rows.assign(**{WEIGHTS: data.own_weights})
         uncounted = uncounted | {WEIGHTS}
         terms = [*terms, *((weight, *term) for term in [(), *terms])]
     mask = check_left_out(data, rows, [*plan.used, *([weights] if weights else [])], len(plan.names))

@@ -179,7 +179,7 @@ class ReleasedFit(CoefficientTable):
 
 def unweighted(data: ClientData) -> ClientData:
     """The rows, refused where they have weights."""
-    if data.own_weights() is not None:
+    if data.own_weights is not None:
         raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
     return data
 
@@ -258,7 +258,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """sum z zᵀ of rows of length 1 at most."""
     unweighted(data)
     names, centre, scale, _ = _columns(memory.chain, data.width)
-    classes, labels = opening_classes(memory.chain), data.own_labels()
+    classes, labels = opening_classes(memory.chain), data.own_labels
     if classes is None:
         target = regression_targets(labels, 1)
     else:

@@ -265,19 +265,18 @@ class RegressionModel(CoefficientTable):
             mean, scale, centre = (np.append(each[there], np.full(more, value)) for each, value in parts)
             self.preparing = Preparation(mean, scale, centre=centre)
 
-    def _rows(self, values: Any) -> Array:
+    def _checked(self, values: Any, prepared: bool = True) -> Array:
         if is_table(values) and self.schema is not None:
             values = encode(self.schema, values, extra="ignore")
-        return super()._rows(values)
-
-    def _checked(self, values: Any) -> Array:
-        rows = self._rows(values)
+        rows = super()._checked(values, prepared=False)
+        if not prepared:
+            return rows
         for gaps in self._gaps(rows, "these rows"):
             raise DataError(f"{gaps} Fill them in, or leave these rows out.")
         return super()._checked(rows)
 
     def known_scores(self, features: Any) -> Array:
-        rows = self._rows(features)
+        rows = self._checked(features, prepared=False)
         there, scores = self.complete(rows), np.full((len(rows), 1), np.nan)
         if there.any():
             scores[there] = self.decision_function(rows[there])
@@ -285,7 +284,7 @@ class RegressionModel(CoefficientTable):
 
     def predict(self, features: Any) -> Array:
         """The mean of the outcome, or what else the model tells; NaN of rows that lack a value it needs."""
-        rows = self._rows(features)
+        rows = self._checked(features, prepared=False)
         for remark in self.strange(rows, "new rows"):
             warnings.warn(remark, ConditionWarning, stacklevel=2)
         return self.decided(self.known_scores(rows))

@@ -64,12 +64,15 @@ class Preparation:
         """What a missing value becomes."""
         return np.asarray((self.mean - self.origin) / self.scale)
 
-    def arrays(self) -> dict[str, Array]:
-        return {name: value for name, value in vars(self).items() if value is not None and np.size(value)}
+    def arrays(self, prefix: str = "") -> dict[str, Array]:
+        """What it holds, by names that begin with `prefix`."""
+        known = {name: value for name, value in vars(self).items() if value is not None and np.size(value)}
+        return {f"{prefix}{name}": value for name, value in known.items()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Preparation:
-        return cls(**{name: arrays[name] for name in cls.__dataclass_fields__ if name in arrays})
+    def from_arrays(cls, arrays: Mapping[str, Array], prefix: str = "") -> Preparation:
+        names = [name for name in cls.__dataclass_fields__ if f"{prefix}{name}" in arrays]
+        return cls(**{name: arrays[f"{prefix}{name}"] for name in names})
 
 
 FAR = 20.0

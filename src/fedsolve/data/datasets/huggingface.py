@@ -15,7 +15,7 @@ from fedsolve.data.address import Address
 from fedsolve.data.datasets.dataset import Dataset, Known, Split, unknown
 from fedsolve.data.images import to_array
 from fedsolve.errors import DataError, explained, require
-from fedsolve.labels import positions
+from fedsolve.labels import encode_labels
 
 _TESTS = ("test", "validation", "valid", "val")
 _LABELS = ("label", "labels", "fine_label", "target", "class")
@@ -126,7 +126,7 @@ def _labels(rows: Any, column: str) -> Array:
 
 
 def _positions(values: Array, classes: Array, address: Address) -> Array:
-    codes = positions(values, classes)
+    codes = encode_labels(values, classes, known=False)
     strange = np.unique(values[codes < 0])
     if len(strange):
         raise DataError(
