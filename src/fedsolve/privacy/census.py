@@ -215,12 +215,15 @@ def pair_counts(values: Array) -> Array:
     return np.asarray(design.T @ design)
 
 
-def singled_out(values: Array, pairs: Array) -> tuple[float, Array]:
+def singled_out(values: Array, pairs: Array | None = None) -> tuple[float, Array]:
     """The largest leverage of these rows, and the weights (columns,) of the combination that has it.
+
+    pairs: of all rows that these are among; of these alone when None.
 
     The share of row x in the best combination of indicators is its leverage x' P⁻ x, P being the pair counts.
     """
     design = np.column_stack([values, np.ones(len(values))])
+    pairs = design.T @ design if pairs is None else pairs
     weights = design @ np.linalg.pinv(pairs, rcond=1e-9, hermitian=True)
     leverage = np.sum(weights * design, axis=1)
     worst = int(np.argmax(leverage))

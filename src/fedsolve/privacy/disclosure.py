@@ -156,7 +156,7 @@ class Disclosure:
             # Whether indicators single a row out among this site's own, of all or of a fold.
             parts = [one[:, ~numbers] for one in (own, *(own[folds == fold] for fold in range(FOLDS)))]
             asked = [one for one in parts if len(one) and one.shape[1] > 1 and not self.limits.off]
-            highest = (census.singled_out(one, census.pair_counts(one))[0] for one in asked)
+            highest = (census.singled_out(one)[0] for one in asked)
             singled = any(leverage > LEVERAGE for leverage in highest)
             columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
@@ -93,7 +92,8 @@ class KnownTotals:
     def remember(self, total: Term) -> None:
         """Take the sizes of a decoded total."""
         for name, array in total.arrays.items():
-            size, before = _largest(array), self._sizes.get((name, array.shape), (0.0, 0.0))
+            size = float(np.abs(array).max(initial=0.0))
+            before = self._sizes.get((name, array.shape), (0.0, 0.0))
             self._sizes[name, array.shape] = size, max(size, before[1])
 
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
@@ -116,8 +116,9 @@ class KnownTotals:
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""
         bounds = layout.error_bounds(clients)
-        narrow = (each.name for each in layout.fields if each.exponent is not None)
-        return {name for name in narrow if 0 < _largest(total.arrays[name]) < bounds[name] / FINEST}
+        narrow = {each.name: total.arrays[each.name] for each in layout.fields if each.exponent is not None}
+        sizes = {name: np.abs(array).max(initial=0.0) for name, array in narrow.items()}
+        return {name for name, size in sizes.items() if 0 < size < bounds[name] / FINEST}
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
@@ -127,8 +128,9 @@ class KnownTotals:
         Zeros throughout always pass.
         """
         bounds = layout.error_bounds(clients)
+        sizes = {name: float(np.abs(array).max(initial=0.0)) for name, array in total.arrays.items()}
         for name, bound in bounds.items():
-            size = _largest(total.arrays[name])
+            size = sizes[name]
             before, _, own = name.rpartition(".")
             if size and name not in self.additive and own not in self.additive:
                 peaks = [  # of any total of this name and shape, of whichever member
@@ -136,8 +138,8 @@ class KnownTotals:
                     for (known, shape), (_, peak) in self._sizes.items()
                     if shape == total.arrays[name].shape and known.rpartition(".")[2] == own
                 ]
-                squares = (total.arrays.get(f"{before}.{s}" if before else s) for s in _SQUARES.get(own, ()))
-                size = max(0.0, size, *peaks, *(_largest(s) ** 0.5 for s in squares if s is not None))
+                squares = (sizes.get(f"{before}.{s}" if before else s, 0.0) for s in _SQUARES.get(own, ()))
+                size = max(0.0, size, *peaks, *(square**0.5 for square in squares))
             if size and bound > FINEST * size:
                 raise TermError(
                     f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
@@ -172,7 +174,3 @@ class KnownTotals:
                 if name in term.arrays:
                     exponents[name, term.shape(name)] = exponent
         return Layout.of(term, exponents)
-
-
-def _largest(array: Array) -> float:
-    return float(max(array.max(), -array.min())) if array.size else 0.0
