@@ -42,6 +42,11 @@ def verify(name: str, message: bytes, signature: bytes) -> bool:
     return sign_as(name)(message) == signature
 
 
+def zeros(wide: int, narrow: int) -> RingVector:
+    """The sum of no terms."""
+    return RingVector(np.zeros(2 * wide + narrow, dtype=np.uint64), wide)
+
+
 def plus(total: RingVector, other: RingVector, sign: int = 1) -> None:
     """Add a vector in place, or take it off."""
     combine, before = np.add if sign > 0 else np.subtract, total.low.copy()

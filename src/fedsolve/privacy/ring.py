@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -161,11 +161,6 @@ class RingVector:
     high = property(lambda self: self.limbs[self.wide : 2 * self.wide])
     single = property(lambda self: self.limbs[2 * self.wide :])
 
-    @classmethod
-    def zeros(cls, wide: int, narrow: int) -> Self:
-        """The sum of no terms."""
-        return cls(np.zeros(2 * wide + narrow, dtype=_WORD), wide)
-
 
 def encode(term: Term, layout: Layout, clients: int) -> RingVector:
     """The term in the ring, its factors multiplied in; `OutOfRange` if `clients` such terms could overflow.
@@ -175,7 +170,7 @@ def encode(term: Term, layout: Layout, clients: int) -> RingVector:
     found = Layout.of(term, {(f.name, f.shape): f.exponent for f in layout.fields if f.exponent is not None})
     if found != layout:
         raise TermError(f"the answer is laid out as {found.note()}, the sum as {layout.note()}.")
-    vector = RingVector.zeros(layout.wide, layout.narrow)
+    vector = RingVector(np.zeros(2 * layout.wide + layout.narrow, dtype=_WORD), layout.wide)
     for each, place in layout.places:
         array = term.arrays[each.name]
         # Packed as it travels: the lower triangle may hold anything while terms are being summed.

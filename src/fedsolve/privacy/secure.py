@@ -237,7 +237,6 @@ class SecureFederation(Federation):
         if layout.narrow and (coarse := known.too_coarse(term, layout, len(survivors))):
             raise _OneLimbFailed(*coarse)
         bounds = known.check_accuracy(term, layout, len(survivors))
-        known.remember(term)
         if self.verifies:
             self._trips.show(evidence)
         self._course.cohort = survivors

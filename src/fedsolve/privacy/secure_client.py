@@ -121,11 +121,21 @@ class SecureClient:
         return Budget(folder, key, rules.epsilon_total, rules.delta_total, most)
 
     def answer(self, letter: bytes) -> bytes:
-        """The reply to a letter."""
+        """The reply to a letter; those of a setup are answered here."""
         arrays, note = notes.read_letter(letter)
         message = note.get("message")
         if message == "begin":
-            return self._begin(Setup.from_note(note.get("setup")), note)
+            setup = Setup.from_note(note.get("setup"))
+            # Before any key is made: who lost its ledger sits the run out.
+            self.ledger.learn(setup.run, openings_of(note, setup.run), self.participant.name)
+            if self._client is None or self._client.setup != setup:
+                self._client = Client(
+                    setup, self.participant.name, self._sign, self._verify, **self._settings
+                )
+            keys = self._client.advertise()
+            self.ledger.keep(self._client.save)
+            self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
+            return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
         client = self._client
         if client is None or note.get("setup") != vars(client.setup):
             raise TermError(
@@ -154,18 +164,6 @@ class SecureClient:
         reply = self.seeds.answer(letter)
         self._tell(Sent("seed", "its part in drawing the seed of a run", len(reply)))
         return reply
-
-    # -- the setup ---------------------------------------------------------------------------------
-
-    def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
-        # Before any key is made: who lost its ledger sits the run out.
-        self.ledger.learn(setup.run, openings_of(note, setup.run), self.participant.name)
-        if self._client is None or self._client.setup != setup:
-            self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
-        keys = self._client.advertise()
-        self.ledger.keep(self._client.save)
-        self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     # -- an answer ---------------------------------------------------------------------------------
 

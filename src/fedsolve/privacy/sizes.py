@@ -89,13 +89,6 @@ class KnownTotals:
         """Take back the sizes of `note`."""
         self._sizes |= {(name, tuple(shape)): (latest, peak) for name, shape, latest, peak in note}
 
-    def remember(self, total: Term) -> None:
-        """Take the sizes of a decoded total."""
-        for name, array in total.arrays.items():
-            size = float(np.abs(array).max(initial=0.0))
-            before = self._sizes.get((name, array.shape), (0.0, 0.0))
-            self._sizes[name, array.shape] = size, max(size, before[1])
-
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
         """The exponents for the next request to so many clients."""
         found = {}
@@ -121,7 +114,8 @@ class KnownTotals:
         return {name for name, size in sizes.items() if 0 < size < bounds[name] / FINEST}
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
-        """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
+        """The error bounds of a decoded total by array; refused, by name, where one exceeds 2^-40 of its
+        size. The sizes of a total that passes are remembered.
 
         The size is the total's largest number. An array that is not additive may vanish, as a gradient
         does, and is measured by the largest it has been in this run, and beside sums of squares (`_SQUARES`).
@@ -145,6 +139,9 @@ class KnownTotals:
                     f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
                     f"which is more than {FINEST:.1g} of them. Scale the features up, or sum in the open."
                 )
+        for name, size in sizes.items():
+            key = name, total.arrays[name].shape
+            self._sizes[key] = size, max(size, self._sizes.get(key, (0.0, 0.0))[1])
         return bounds
 
     def layout(self, request: Request, chain: Chain) -> Layout:

@@ -262,7 +262,7 @@ class Server:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
         if stored is None:
-            return MaskedSum(question, self, WordSum.zeros(wide, narrow))
+            return MaskedSum(question, self, WordSum(np.zeros(2 * wide + narrow, dtype="<u8"), wide))
         pending = MaskedSum(question, self, stored[0], set(stored[1]))
         pending.close()
         return pending
