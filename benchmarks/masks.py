@@ -103,7 +103,8 @@ def weight_uploads(clients: int = 4, rounds: int = 3) -> dict[str, float]:
 def mask_rates(mebibytes: int = 16, masks: int = 20, repeats: int = 5) -> dict[str, float]:
     """Bytes per second of masks added to a vector on one core, in one limb and in two."""
     words = mebibytes << 17
-    vectors = {"one limb": RingVector.zeros(0, words), "two limbs": RingVector.zeros(words // 2, 0)}
+    limbs = np.zeros(words, dtype=np.uint64)
+    vectors = {"one limb": RingVector(limbs, 0), "two limbs": RingVector(limbs.copy(), words // 2)}
     keys = [(hashlib.sha256(bytes([number])).digest(), 1 - 2 * (number % 2)) for number in range(masks)]
     return {
         name: masks * vector.limbs.nbytes / _best(lambda vector=vector: add_masks(vector, keys), repeats)
@@ -119,7 +120,7 @@ def ring_rates(mebibytes: int = 16, repeats: int = 5) -> dict[str, float]:
     for name, exponents in (("one limb", {("x", numbers.shape): 40}), ("two limbs", {})):
         layout = Layout.of(term, exponents)
         vector = encode(term, layout, 20)
-        total = WordSum.zeros(layout.wide, layout.narrow)
+        total = WordSum(np.zeros(2 * layout.wide + layout.narrow, dtype=np.uint64), layout.wide)
         rates[f"adding, {name}"] = vector.limbs.nbytes / _best(lambda t=total, v=vector: t.add(v), repeats)
         rates[f"encoding, {name}"] = vector.limbs.nbytes / _best(
             lambda layout=layout: encode(term, layout, 20), repeats

@@ -78,7 +78,7 @@ def site(number: int, rows: int, features: int, keys: Keys, verify: Verify | Non
     sign = signer(load_client_key(keys, name))
 
     def attend(participant: Participant) -> None:
-        SecureClient(participant, sign, verify, policy=SitePolicy()).attend()
+        SecureClient(participant, sign, verify, policy=SitePolicy())
 
     return InTurn(name, data, attend=attend)
 

@@ -15,7 +15,7 @@ from fedsolve.privacy.census import CensusStage
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
-from fedsolve.privacy.ring import RingVector, add_wide
+from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 
@@ -42,10 +42,19 @@ def verify(name: str, message: bytes, signature: bytes) -> bool:
     return sign_as(name)(message) == signature
 
 
+def zeros(wide: int, narrow: int) -> RingVector:
+    """The sum of no terms."""
+    return RingVector(np.zeros(2 * wide + narrow, dtype=np.uint64), wide)
+
+
 def plus(total: RingVector, other: RingVector, sign: int = 1) -> None:
     """Add a vector in place, or take it off."""
-    add_wide(total.low, total.high, other.low, other.high, np.empty(total.wide, dtype=bool), sign)
-    (np.add if sign > 0 else np.subtract)(total.single, other.single, out=total.single)
+    combine, before = np.add if sign > 0 else np.subtract, total.low.copy()
+    combine(total.low, other.low, out=total.low)
+    carry = (total.low if sign > 0 else before) < other.low
+    combine(total.high, other.high, out=total.high)
+    combine(total.high, carry, out=total.high)
+    combine(total.single, other.single, out=total.single)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import COMMITTEE, Setup
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.unmasking import Server
-from tests.privacy.setups import Cohort, names_of, plus, repeatable, sign_as, verify
+from tests.privacy.setups import Cohort, names_of, plus, repeatable, sign_as, verify, zeros
 
 SETUP = Setup("run", 0, 2, 3, degree=4, circle=7)
 SITES = 12
@@ -47,7 +47,7 @@ def vectors() -> dict[str, RingVector]:
 
 def test_a_sum_over_neighbours_is_the_sum_and_helpers_may_be_missing() -> None:
     terms, cohort = vectors(), cohort_of()
-    total = RingVector.zeros(5, 7)
+    total = zeros(5, 7)
     for term in terms.values():
         plus(total, term)
     for slot, silent in ((0, ()), (1, ("site-003", "site-007"))):

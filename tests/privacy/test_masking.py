@@ -19,7 +19,7 @@ from fedsolve.privacy.notes import Setup, least_threshold, relay, relayed
 from fedsolve.privacy.primitives import add_masks, signer, verifier
 from fedsolve.privacy.ring import CHUNK, Layout, RingVector, decode, encode
 from fedsolve.privacy.unmasking import MaskedSum, Server
-from tests.privacy.setups import Cohort, names_of, plus, ready, repeatable, sign_as, verify
+from tests.privacy.setups import Cohort, names_of, plus, ready, repeatable, sign_as, verify, zeros
 
 WIDE, NARROW = 2 * CHUNK + 123, 3 * CHUNK + 45
 SMALL = (5, 7)
@@ -36,7 +36,7 @@ def vectors_of(
 
 def plain_sum(vectors: dict[str, RingVector], names: Any) -> RingVector:
     chosen = [vectors[name] for name in names]
-    total = RingVector.zeros(chosen[0].wide, len(chosen[0].single))
+    total = zeros(chosen[0].wide, len(chosen[0].single))
     for vector in chosen:
         plus(total, vector)
     return total
@@ -197,7 +197,7 @@ def test_two_clients_are_no_sum() -> None:
         ready(2)
     cohort = ready(3, threshold=3)
     with pytest.raises(CohortError, match="a sum over 2"):
-        cohort.clients["site-000"].mask(0, RingVector.zeros(*SMALL), ["site-000", "site-001"])
+        cohort.clients["site-000"].mask(0, zeros(*SMALL), ["site-000", "site-001"])
 
 
 # -- what a masked message shows ----------------------------------------------------------------------
@@ -212,7 +212,7 @@ def masked_bytes(cohort: Cohort, vectors: dict[str, RingVector], name: str) -> n
 @pytest.mark.parametrize("shape", [(1 << 17, 0), (0, 1 << 18)])
 def test_bytes_of_a_masked_message_are_uniform_and_uncorrelated(shape: tuple[int, int]) -> None:
     cohort = ready(3, seed="uniform")
-    vectors = {name: RingVector.zeros(*shape) for name in cohort.names}  # the plainest of plaintexts
+    vectors = {name: zeros(*shape) for name in cohort.names}  # the plainest of plaintexts
     limbs = masked_bytes(cohort, vectors, "site-001")
     octets = np.frombuffer(limbs.tobytes(), dtype=np.uint8).astype(np.float64)
     counts = np.bincount(octets.astype(np.int64), minlength=256)
@@ -277,7 +277,7 @@ def test_no_key_is_common_to_two_questions(monkeypatch: pytest.MonkeyPatch) -> N
         for slot in (0, 1)
         for context in (b"", b"other")
         for names in (names_of(4), names_of(3))
-        for vector in (RingVector.zeros(4, 4), RingVector.zeros(5, 2))
+        for vector in (zeros(4, 4), zeros(5, 2))
     ]
     for slot, context, names, vector in questions:
         ready(4, seed="same secrets").clients["site-001"].mask(slot, vector, names, context)
@@ -372,9 +372,7 @@ def test_clients_asked_different_things_are_noticed() -> None:
     cohort = ready(4)
     pending = cohort.server.sum(0, cohort.names, *SMALL, b"a question")
     with pytest.raises(TermError, match="another question"):
-        pending.add(
-            "site-000", cohort.clients["site-000"].mask(0, RingVector.zeros(*SMALL), cohort.names, b"other")
-        )
+        pending.add("site-000", cohort.clients["site-000"].mask(0, zeros(*SMALL), cohort.names, b"other"))
 
 
 # -- restarts -----------------------------------------------------------------------------------------
@@ -519,7 +517,7 @@ def test_a_server_that_plays_all_others_learns_a_term_only_from_who_has_no_roste
             server.add_shares(name, client.share(keys))
         for name, client in clients.items():
             client.receive(server.shares_for(name))
-        terms = {name: RingVector.zeros(*SMALL) for name in names} | victim
+        terms = {name: zeros(*SMALL) for name in names} | victim
         cohort = Cohort(clients, server)
         return cohort.open(cohort.ask(0, terms))
 
@@ -617,7 +615,7 @@ def refused_everywhere(damage: Callable[[bytes], bytes]) -> None:
         clients[name].receive(note)
     pending: MaskedSum = server.sum(0, names, *SMALL)
     for name in names:
-        note = clients[name].mask(0, RingVector.zeros(*SMALL), names)
+        note = clients[name].mask(0, zeros(*SMALL), names)
         refused(pending.add, name, damage(note))
         pending.add(name, note)
     survivors, dropped = pending.close()
@@ -667,7 +665,7 @@ def test_calls_out_of_turn_are_refused() -> None:
     with pytest.raises(TermError, match="out of turn"):
         client.receive(relay("sealed", setup, {}))
     with pytest.raises(TermError, match="out of turn"):
-        client.mask(0, RingVector.zeros(*SMALL), names_of(3))
+        client.mask(0, zeros(*SMALL), names_of(3))
     cohort = ready(3)
     with pytest.raises(TermError, match="shared once"):
         cohort.clients["site-000"].share(cohort.server.keys_for(cohort.server.members[0]))

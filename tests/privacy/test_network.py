@@ -64,7 +64,6 @@ class Houses:
                 name, sign_as(name), verify, SeedBook(ledger.folder), lambda size: name.encode().ljust(size)
             )
             self.clients[name] = client
-            client.attend()
             participant.channels[CHANNEL] = lambda letter: self._remember(name, client.answer(letter))
 
         return Answerer(

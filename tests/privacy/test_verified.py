@@ -27,7 +27,7 @@ from fedsolve.privacy.ring import Layout
 from fedsolve.privacy.unmasking import PRIME, Evidence, fingerprint
 from fedsolve.privacy.verifying import QuestionTrips, SignedQuestions
 
-from .setups import plus, sign_as, verify
+from .setups import plus, sign_as, verify, zeros
 from .test_secure import CONSENT, METHODS, Listening, federation, rows
 
 
@@ -340,7 +340,7 @@ def test_fingerprints_are_linear_and_notice_every_bit() -> None:
     from fedsolve.privacy.ring import RingVector
     from fedsolve.privacy.unmasking import WordSum
 
-    total, ring = WordSum.zeros(10_000, 50_000), RingVector.zeros(10_000, 50_000)
+    total, ring = WordSum(zeros(10_000, 50_000).limbs, 10_000), zeros(10_000, 50_000)
     for each in words:
         total.add(RingVector(each, 10_000))
         plus(ring, RingVector(each, 10_000))

@@ -162,7 +162,7 @@ def _secure_side(
     verify = verifier(latest_keys(site.key_folder, site.name, note))
 
     def attend(participant: Participant) -> None:
-        SecureClient(participant, sign, verify, policy=policy, ledger=ledger, tell=tell).attend()
+        SecureClient(participant, sign, verify, policy=policy, ledger=ledger, tell=tell)
 
     return attend
 

@@ -26,7 +26,7 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError, explained
-from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
+from fedsolve.federation.folds import FOLDS, mixed_words
 from fedsolve.federation.messages import Term
 from fedsolve.labels import labels_from_note
 from fedsolve.privacy.ring import Field, Layout
@@ -34,13 +34,15 @@ from fedsolve.privacy.ring import Field, Layout
 DIVISIONS = (1, 2, FOLDS)
 """Of how many folds the rows of a class may be: the most that they carry."""
 
+STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
+"""Where the cells of so many folds begin, among the numbers of a class."""
+
 LEVERAGE = 1 / 3
 """Share that a row may have, at most, of a combination of indicator columns."""
 
 EPSILON_MOST = 8.0
 """Epsilon beyond which noise hides no row."""
 
-_STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
 _ALONE = 3  # rows of a site from which on they are told beside those of others: one row shows in no count
 _SALT = np.uint64(172)  # with which the coins of 0 and 1, and of 1 and 2, fall differently
 
@@ -140,25 +142,6 @@ class CensusStage:
         return history, CensusStage(name, self.run, history, self.limits, self.classes, columns, self.labels)
 
 
-def cell_counts(codes: Array, hashes: Array, classes: int) -> Array:
-    """(classes, 6) rows in each cell, for every number of folds. codes, hashes: (rows,)."""
-    cells = np.zeros((classes, sum(DIVISIONS)))
-    for count in DIVISIONS:
-        folds: Array = fold_numbers(hashes, count) if count > 1 else np.zeros_like(codes)
-        np.add.at(cells, (codes, _STARTS[count] + folds), 1)
-    return cells
-
-
-def folds_carried(cells: Array, limits: Limits) -> Array:
-    """(classes,) the most folds that a class can be divided into with enough rows in each, of the sums of
-    capped counts; 0 where a class as a whole has too few."""
-    enough = cells >= limits.fewest_rows * (1 + limits.colluders)
-    most = np.zeros(len(cells), dtype=np.int64)
-    for count in DIVISIONS:
-        most[enough[:, _STARTS[count] : _STARTS[count] + count].all(axis=1)] = count
-    return most * enough[:, 0]
-
-
 def column_counts(values: Array, folds: Array, cap: int) -> Array:
     """(8, 4, columns) rows in which a column differs from the value that most of a site's rows have, and rows
     on either side of a coin that its value throws: `cap` at most, and 0 below three; then as they are; then
@@ -171,27 +154,21 @@ def column_counts(values: Array, folds: Array, cap: int) -> Array:
         rows = slice(None) if place == 0 else folds == place - 1
         here, side, known = values[rows], coin[rows], there[rows]
         marks = (known & side, known & ~side, known & (here != 0), known & (here != 1))
-        found[0, place] = _differing(here, known.sum(axis=0))
         found[1:, place] = [mark.sum(axis=0) for mark in marks]
+        if not len(here):
+            continue
+        # Rows that differ, at least, from whatever value a column has. One that more than half of them have
+        # is their median; others are on fewer places of the ordered rows.
+        several, ordered = known.sum(axis=0), np.sort(np.ascontiguousarray(here.T), axis=1)  # NaN comes last
+        middle = ordered[np.arange(len(ordered)), np.minimum(several // 2, len(here) - 1)]
+        other = several - (here == middle).sum(axis=0)
+        most, length = np.maximum(several // 2, 1), 2
+        while length <= len(here) // 2 and (most >= length).any():  # where no value comes so often
+            often = (ordered[:, : 1 - length] == ordered[:, length - 1 :]).any(axis=1)
+            most, length = np.where(often, most, np.minimum(most, length - 1)), length + 1 + length // 4
+        found[0, place] = np.where(2 * other < several, other, several - np.minimum(most, several))
     capped = np.where(found[:3] >= min(_ALONE, cap), np.minimum(found[:3], cap), 0)
     return np.concatenate([capped, found])
-
-
-def _differing(values: Array, known: Array) -> Array:
-    """(columns,) rows that differ, at least, from whatever value a column has: `known` of its rows have one.
-
-    A value that more than half of them have is their median. Others are on fewer places of the ordered rows.
-    """
-    if not len(values):
-        return np.zeros(values.shape[1])
-    ordered = np.sort(np.ascontiguousarray(values.T), axis=1)  # NaN comes last
-    middle = ordered[np.arange(values.shape[1]), np.minimum(known // 2, len(values) - 1)]
-    other = known - (values == middle).sum(axis=0)
-    most, length = np.maximum(known // 2, 1), 2
-    while length <= len(values) // 2 and (most >= length).any():  # where no value comes so often
-        often = (ordered[:, : 1 - length] == ordered[:, length - 1 :]).any(axis=1)
-        most, length = np.where(often, most, np.minimum(most, length - 1)), length + 1 + length // 4
-    return np.asarray(np.where(2 * other < known, other, known - np.minimum(most, known)))
 
 
 def few_columns(columns: Array, limits: Limits, sites: int) -> Array:
@@ -215,12 +192,15 @@ def pair_counts(values: Array) -> Array:
     return np.asarray(design.T @ design)
 
 
-def singled_out(values: Array, pairs: Array) -> tuple[float, Array]:
+def singled_out(values: Array, pairs: Array | None = None) -> tuple[float, Array]:
     """The largest leverage of these rows, and the weights (columns,) of the combination that has it.
+
+    pairs: of all rows that these are among; of these alone when None.
 
     The share of row x in the best combination of indicators is its leverage x' P⁻ x, P being the pair counts.
     """
     design = np.column_stack([values, np.ones(len(values))])
+    pairs = design.T @ design if pairs is None else pairs
     weights = design @ np.linalg.pinv(pairs, rcond=1e-9, hermitian=True)
     leverage = np.sum(weights * design, axis=1)
     worst = int(np.argmax(leverage))

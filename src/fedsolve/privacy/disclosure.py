@@ -50,7 +50,7 @@ from fedsolve.federation.participant import kind_of
 from fedsolve.labels import encode_labels, labels_from_note, labels_note
 from fedsolve.pages.words import listed
 from fedsolve.privacy import census
-from fedsolve.privacy.census import DIVISIONS, LEVERAGE, CensusStage, Limits
+from fedsolve.privacy.census import DIVISIONS, LEVERAGE, STARTS, CensusStage, Limits
 from fedsolve.privacy.ring import Layout
 
 _INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows tells, against 1 of a number
@@ -156,7 +156,7 @@ class Disclosure:
             # Whether indicators single a row out among this site's own, of all or of a fold.
             parts = [one[:, ~numbers] for one in (own, *(own[folds == fold] for fold in range(FOLDS)))]
             asked = [one for one in parts if len(one) and one.shape[1] > 1 and not self.limits.off]
-            highest = (census.singled_out(one, census.pair_counts(one))[0] for one in asked)
+            highest = (census.singled_out(one)[0] for one in asked)
             singled = any(leverage > LEVERAGE for leverage in highest)
             columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}
@@ -272,7 +272,14 @@ class Disclosure:
             return base
         self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
         codes, hashes, new, own = self._fresh(data, stage)
-        fresh, carried = total.arrays["fresh"], census.folds_carried(total.arrays["cells"], limits)
+        fresh, cells = total.arrays["fresh"], total.arrays["cells"]
+        # The most folds that each class can be divided into with enough rows in each, of the sums of capped
+        # counts; 0 where a class as a whole has too few.
+        enough = cells >= limits.fewest_rows * (1 + limits.colluders)
+        carried = np.zeros(len(cells), dtype=np.int64)
+        for count, start in STARTS.items():
+            carried[enough[:, start : start + count].all(axis=1)] = count
+        carried *= enough[:, 0]
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
         needed, alone = limits.rows_per_width * self._widest, own[:, 0] >= limits.fewest_rows
         whole = (carried > 0) & (fresh[carried > 0].sum() >= needed)
@@ -519,8 +526,12 @@ class Disclosure:
         new = np.flatnonzero((self._places(data) < 0) & (True if weights is None else weights > 0))
         # The hashes decide rows' folds; in one process, where nobody is hidden, they are those of plain runs.
         hashes = data.row_hashes() if self.folder is None else data.row_hashes(self.key.hex())
-        codes, count = _codes(data, classes), 1 if classes is None else len(classes)
-        return codes, hashes, new, census.cell_counts(codes[new], hashes[new], count)
+        codes = _codes(data, classes)
+        own = np.zeros((1 if classes is None else len(classes), sum(DIVISIONS)))
+        for count, start in STARTS.items():
+            folds: Array = fold_numbers(hashes[new], count) if count > 1 else np.zeros_like(codes[new])
+            np.add.at(own, (codes[new], start + folds), 1)
+        return codes, hashes, new, own
 
     def _places(self, data: ClientData) -> Array:
         """The place of each row among those that took part, -1 where it is new."""

@@ -151,37 +151,33 @@ class Ledger:
         """
         seen = [opening for opening in self.openings if opening.run == run]
         one_chain(seen, told)
-        for other in told[len(seen) :]:
+        for other in (*told[len(seen) :], *([] if new is None else [new])):
             unknown = all(other.request != used[0] for used in self._used.values())
             if other != new and name in other.cohort and unknown:
                 raise CohortError(
                     f"a total of this run is said to hold the term of '{name}', whose ledger knows nothing "
                     "of it. A client that lost its ledger sits the run out."
                 )
-            self._check(other)
+            noise = self._facts["noise"].keys() & self._used.keys()
+            noisy = any(self._used[slot][0] == other.request for slot in noise)
+            known = {name for each in self.openings for name in each.cohort}
+            hidden = self._facts["hidden"].keys() & (known - {*other.cohort})
+            if hidden and not noisy:
+                raise CohortError(
+                    f"{sorted(hidden)} left and asked for noise: without them this site sums private runs "
+                    "only. Train with noise (--epsilon)."
+                )
+            left = {*self.withdrawn, *hidden}
+            gone = left if left.isdisjoint(other.cohort) else ()
+            before = [
+                Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
+                for each in self.openings
+            ]
+            one_cohort_per_request(before, other)
+            groups_of_three(before, other)
             if other == new:
                 return
             self._enter("opened", other.run, other.request, list(other.cohort))
-        if new is not None:
-            self._check(new)
-
-    def _check(self, new: Opening) -> None:
-        noisy = any(self._used[slot][0] == new.request for slot in self._facts["noise"] if slot in self._used)
-        known = {name for each in self.openings for name in each.cohort}
-        hidden = self._facts["hidden"].keys() & (known - {*new.cohort})
-        if hidden and not noisy:
-            raise CohortError(
-                f"{sorted(hidden)} left and asked for noise: without them this site sums private runs only. "
-                "Train with noise (--epsilon)."
-            )
-        left = {*self.withdrawn, *hidden}
-        gone = left if left.isdisjoint(new.cohort) else ()
-        before = [
-            Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
-            for each in self.openings
-        ]
-        one_cohort_per_request(before, new)
-        groups_of_three(before, new)
 
     def open(self, new: Opening, save: Callable[[], bytes]) -> None:
         """Enter an opening before it is sent."""

@@ -42,14 +42,7 @@ from fedsolve.privacy.notes import Question, Setup, SlotKeys
 from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, Sign, Verify, add_masks
 from fedsolve.privacy.ring import RingVector, decode
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
-from fedsolve.privacy.unmasking import (
-    PRIME,
-    Evidence,
-    fingerprint,
-    fingerprint_message,
-    pair_masks,
-    unmasked,
-)
+from fedsolve.privacy.unmasking import PRIME, Evidence, fingerprint, pair_masks, unmasked
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
@@ -97,13 +90,12 @@ class Client:
             for slot, (key, seed) in enumerate(self._secrets):
                 masks += primitives.public_key(key.tobytes())
                 bound += notes.commitment(self.setup, self.name, slot, seed.tobytes())
-            public = [np.frombuffer(each, np.uint8).reshape(-1, KEY_BYTES) for each in (masks, bound)]
-            keys = SlotKeys(self.name, primitives.public_key(self._channel), public[0], public[1])
-            signature = self.sign(keys.signed_bytes(self.setup))
-            parts = {name: getattr(keys, name) for name in ("channel", "masks", "commitments")}
-            self._own_keys = notes.pack(
-                "keys", self.setup, {"name": self.name}, {**parts, "signature": signature}
-            )
+            channel, digest = primitives.public_key(self._channel), hashlib.sha256(masks + bound).hexdigest()
+            about = notes.purpose("keys", vars(self.setup), self.name, channel.hex(), digest)
+            parts = {"channel": channel, "signature": self.sign(about)}
+            public = {"masks": np.frombuffer(masks, np.uint8), "commitments": np.frombuffer(bound, np.uint8)}
+            arrays = {name: array.reshape(-1, KEY_BYTES) for name, array in public.items()}
+            self._own_keys = notes.pack("keys", self.setup, {"name": self.name}, {**parts, **arrays})
         return self._own_keys
 
     def share(self, keys: bytes) -> bytes:
@@ -144,7 +136,7 @@ class Client:
         letters, everybody = notes.relayed(letter, "members", setup)
         for name, part in letters.items():
             keys = members[name] = SlotKeys.from_bytes(part, setup)
-            if keys.name != name or not self.verify(name, keys.signed_bytes(setup), keys.signature):
+            if keys.name != name or not self.verify(name, keys.signed, keys.signature):
                 raise TermError(
                     f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows "
                     "it. Compare fingerprints with that site before going on."
@@ -196,7 +188,7 @@ class Client:
         # All members' keys enter, so that two who were shown different keys cannot read each other.
         state = hashlib.sha256(notes.purpose("members", list(self.members)))
         for name in () if self.setup.degree else sorted(self._near):
-            state.update(hashlib.sha256(self._near[name].signed_bytes(self.setup)).digest())
+            state.update(hashlib.sha256(self._near[name].signed).digest())
         view = state.hexdigest()
         for name in others:
             ends = (self.name, name) if sends else (name, self.name)
@@ -233,14 +225,29 @@ class Client:
         note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
         return notes.pack("masked", self.setup, note, {"limbs": masked.limbs})
 
-    def open(self, slot: int, survivors: Sequence[str], dropped: Sequence[str]) -> bytes:
+    def open(
+        self,
+        slot: int,
+        survivors: Sequence[str],
+        dropped: Sequence[str],
+        witnessed: tuple[Array, str] | None = None,
+    ) -> bytes:
         """Shares that open the total of a sum over `survivors`, once; the same question has the same answer.
 
         Of a survivor the seed's share, of a dropped client the key's share. Together they must be the
         cohort that this client masked its term for.
+
+        witnessed: the masked term that it sent, and the digest of the sum: then the fingerprint of that term,
+        signed together with what it is about, goes around the shares.
         """
         there, gone = sorted(survivors), sorted(dropped)
-        digest = self._question(slot, [*there, *gone])
+        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
+        digest, asked = self._cohorts[slot]
+        if sorted([*there, *gone]) != list(asked):
+            raise TermError(
+                f"slot {slot} was used for a sum over {list(asked)}; over {sorted([*there, *gone])} is "
+                "another one."
+            )
         self._need(self.name in there, "who is asked to open a sum is in it")
         self._need(not gone or not self.setup.degree, "with neighbours only, a sum is over all members")
         if len(there) < self.setup.least_cohort:
@@ -262,7 +269,14 @@ class Client:
                 f"slot {slot} has been opened for another set of clients; opening it for {there} too would "
                 "show the difference between the two totals."
             )
-        return self._opened[slot][1]
+        reply = self._opened[slot][1]
+        if witnessed is None:
+            return reply
+        value, bound = f"{fingerprint(*witnessed):032x}", self._near[self.name].commitments[slot].tobytes()
+        about = (opening, witnessed[1], self.name, value, bound.hex())
+        signature = self.sign(notes.purpose("fingerprint of a term", *about))
+        told = {"value": value, "signature": signature.hex()}
+        return notes.pack("witnessed", self.setup, told, {"opened": reply})
 
     def shown(self, arrays: Mapping[str, Array], about: Any, census: str) -> tuple[Evidence, Term]:
         """The evidence for a total of a question that this client answered, and the total; refused, by name,
@@ -274,14 +288,15 @@ class Client:
         context = notes.context_of(request, layout, census)
         asked = Question(self.setup, slot, everybody, layout.wide, layout.narrow, context)
         named = evidence.setup == self.setup and self.setup.place(slot) == place
-        if not named or self._question(slot) != asked.digest:
+        self._need(not named or slot in self._cohorts, f"slot {slot} has not been used by this client")
+        if not named or self._cohorts[slot][0] != asked.digest:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
         opening, added = notes.opening_digest(asked.digest, survivors), 0
         digest = masked.digest(opening)
         for name in survivors:
             value, signature = evidence.signed.get(name, ("0", ""))
             bound = notes.commitment(self.setup, name, slot, evidence.secrets[name])
-            message = fingerprint_message(opening, digest, name, value, bound)
+            message = notes.purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
             if not primitives.signed_by(self.verify, name, message, signature):
                 raise TermError(
                     f"the total shown for slot {place} is not one that '{name}' helped to open: its "
@@ -296,23 +311,6 @@ class Client:
             )
         total = unmasked(asked, masked, survivors, evidence.dropped, evidence.secrets, self._near)
         return evidence, decode(total, layout)
-
-    def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
-        """The fingerprint of the term that was sent for a sum, in hexadecimal, and what is to be signed."""
-        opening = notes.opening_digest(self._question(slot), sorted(survivors))
-        bound = self._near[self.name].commitments[slot].tobytes()
-        value = f"{fingerprint(masked, digest):032x}"
-        return value, fingerprint_message(opening, digest, self.name, value, bound)
-
-    def _question(self, slot: int, cohort: Sequence[str] | None = None) -> str:
-        """The digest of the question that a slot served; refused where that was for another cohort."""
-        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
-        digest, asked = self._cohorts[slot]
-        if cohort is not None and sorted(cohort) != list(asked):
-            raise TermError(
-                f"slot {slot} was used for a sum over {list(asked)}; over {sorted(cohort)} is another one."
-            )
-        return digest
 
     def _need(self, holds: bool, what: str) -> None:
         if not holds:

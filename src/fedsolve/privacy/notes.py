@@ -131,28 +131,27 @@ def commitment(setup: Setup, name: str, slot: int, seed: bytes) -> bytes:
 class SlotKeys:
     """A client's public keys: one for sealed shares, and for every slot a mask key and a commitment.
 
-    masks, commitments: uint8 (slots, 32). letter: the bytes that they come in.
+    masks, commitments: uint8 (slots, 32). letter: the bytes that they come in. signed: what the client signs:
+    the domain tag, run, epoch, slots, threshold, name and all keys.
     """
 
     name: str
     channel: bytes
     masks: Array
     commitments: Array
-    signature: bytes = b""
-    letter: bytes = b""
-
-    def signed_bytes(self, setup: Setup) -> bytes:
-        """What the client signs: the domain tag, run, epoch, slots, threshold, name and all keys."""
-        digest = hashlib.sha256(self.masks.tobytes() + self.commitments.tobytes()).hexdigest()
-        return purpose("keys", vars(setup), self.name, self.channel.hex(), digest)
+    signature: bytes
+    letter: bytes
+    signed: bytes
 
     @classmethod
-    def from_bytes(cls, letter: bytes, setup: Setup) -> SlotKeys:
-        """The keys in a letter; refused when they are of another run, epoch, number or threshold."""
-        arrays, note = read_letter(letter, "keys", setup)
+    def from_bytes(cls, letter: bytes, setup: Setup, sender: str | None = None) -> SlotKeys:
+        """The keys in a letter; refused when they are of another run, epoch, number, threshold or sender."""
+        arrays, note = read_letter(letter, "keys", setup, sender)
         channel, signature = octets(arrays, "channel", (KEY_BYTES,)), octets(arrays, "signature")
         masks, bound = (octets(arrays, part, (setup.slots, KEY_BYTES)) for part in ("masks", "commitments"))
-        return cls(text(note, "name"), channel.tobytes(), masks, bound, signature.tobytes(), letter)
+        name, digest = text(note, "name"), hashlib.sha256(masks.tobytes() + bound.tobytes()).hexdigest()
+        signed = purpose("keys", vars(setup), name, channel.tobytes().hex(), digest)
+        return cls(name, channel.tobytes(), masks, bound, signature.tobytes(), letter, signed)
 
 
 @dataclass(frozen=True)
@@ -226,9 +225,10 @@ def pack(
 
 
 def read_letter(
-    data: bytes, message: str = "", setup: Setup | None = None
+    data: bytes, message: str = "", setup: Setup | None = None, sender: str | None = None
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and note of `pack`; refused when it is another message, or of another setup, than these."""
+    """Arrays and note of `pack`; refused when it is another message, of another setup, or under another name
+    than these."""
     what = f"this message ({message})" if message else "this letter"
     arrays, note = from_bytes(data, what=what, error=TermError)
     if note.get("protocol") != TAG:
@@ -238,6 +238,8 @@ def read_letter(
             f"expected '{message}' of {vars(setup)}, received {ascii(note.get('message'))[:40]} of another "
             f"setup: {ascii(note.get('setup'))[:120]}."
         )
+    if sender is not None and (name := text(note, "name")) != sender:
+        raise TermError(f"'{sender}' sent a note under the name '{name}'.")
     return arrays, note
 
 

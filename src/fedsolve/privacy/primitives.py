@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy import MISSING_LIBRARY
-from fedsolve.privacy.ring import CHUNK, RingVector, add_wide
+from fedsolve.privacy.ring import CHUNK, RingVector
 
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -90,21 +90,28 @@ def add_masks(vector: RingVector, masks: Iterable[tuple[bytes, int]]) -> None:
     All masks are applied to one chunk before the next, so that a chunk is read from memory once however
     many there are.
     """
-    streams = [(key_stream(key), sign) for key, sign in masks]
+    streams = [(key_stream(key), np.add if sign > 0 else np.subtract) for key, sign in masks]
     room = bytearray(16 * CHUNK + 16)  # the library asks for room of one block more than it writes
     drawn = np.frombuffer(room, dtype="<u8", count=2 * CHUNK)
-    carry = np.empty(CHUNK, dtype=bool)
+    flags = np.empty(CHUNK, dtype=bool)
     for start in range(0, vector.wide, CHUNK):
         low, high = vector.low[start : start + CHUNK], vector.high[start : start + CHUNK]
-        for stream, sign in streams:
+        lower, upper, carry = drawn[: len(low)], drawn[len(low) : 2 * len(low)], flags[: len(low)]
+        for stream, combine in streams:
             stream.update_into(_ZEROS[: 16 * len(low)], room)
-            add_wide(low, high, drawn[: len(low)], drawn[len(low) : 2 * len(low)], carry, sign)
+            if combine is np.subtract:
+                np.less(low, lower, out=carry)
+            combine(low, lower, out=low)
+            if combine is np.add:
+                np.less(low, lower, out=carry)  # a sum smaller than an addend has wrapped around
+            combine(high, upper, out=high)
+            combine(high, carry, out=high)
     single = vector.single
     for start in range(0, len(single), 2 * CHUNK):
         part = single[start : start + 2 * CHUNK]
-        for stream, sign in streams:
+        for stream, combine in streams:
             stream.update_into(_ZEROS[: 8 * len(part)], room)
-            (np.add if sign > 0 else np.subtract)(part, drawn[: len(part)], out=part)
+            combine(part, drawn[: len(part)], out=part)
 
 
 Sign = Callable[[bytes], bytes]

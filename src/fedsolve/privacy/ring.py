@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -162,23 +162,6 @@ class RingVector:
     high = property(lambda self: self.limbs[self.wide : 2 * self.wide])
     single = property(lambda self: self.limbs[2 * self.wide :])
 
-    @classmethod
-    def zeros(cls, wide: int, narrow: int) -> Self:
-        """The sum of no terms."""
-        return cls(np.zeros(2 * wide + narrow, dtype=_WORD), wide)
-
-
-def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array, sign: int) -> None:
-    """Add numbers of two limbs in place, or subtract them (sign -1); `carry` is scratch for as many flags."""
-    carry, combine = carry[: len(low)], np.add if sign > 0 else np.subtract
-    if sign < 0:
-        np.less(low, other_low, out=carry)
-    combine(low, other_low, out=low)
-    if sign > 0:
-        np.less(low, other_low, out=carry)  # a sum smaller than an addend has wrapped around
-    combine(high, other_high, out=high)
-    combine(high, carry, out=high)
-
 
 def encode(term: Term, layout: Layout, clients: int) -> RingVector:
     """The term in the ring, its factors multiplied in; `OutOfRange` if `clients` such terms could overflow.
@@ -188,7 +171,7 @@ def encode(term: Term, layout: Layout, clients: int) -> RingVector:
     found = Layout.of(term, {(f.name, f.shape): f.exponent for f in layout.fields if f.exponent is not None})
     if found != layout:
         raise TermError(f"the answer is laid out as {found.note()}, the sum as {layout.note()}.")
-    vector = RingVector.zeros(layout.wide, layout.narrow)
+    vector = RingVector(np.zeros(2 * layout.wide + layout.narrow, dtype=_WORD), layout.wide)
     for each, place in layout.places:
         array = term.arrays[each.name]
         # Packed as it travels: the lower triangle may hold anything while terms are being summed.
@@ -201,7 +184,13 @@ def encode(term: Term, layout: Layout, clients: int) -> RingVector:
                 raise OutOfRange(each.name, limit)
             to = slice(place.start + start, place.start + start + len(part))
             if each.exponent is None:
-                _encode_wide(part, vector.low[to], vector.high[to])
+                # Magnitude first: whole part and fraction of a float64 are both exact, also of -2^-60, whose
+                # floor is -1.
+                whole, negative = np.trunc(part), part < 0
+                fraction = np.abs(part - whole)
+                lower = np.rint(np.multiply(fraction, 2.0**64, out=fraction), out=fraction).astype(np.uint64)
+                vector.low[to] = np.where(negative, np.negative(lower), lower)
+                vector.high[to] = (whole.astype(np.int64) - (negative & (lower != 0))).view(np.uint64)
             else:
                 np.rint(np.multiply(part, math.ldexp(1.0, each.exponent), out=part), out=part)
                 vector.single[to] = part.astype(np.int64).view(np.uint64)
@@ -211,16 +200,6 @@ def encode(term: Term, layout: Layout, clients: int) -> RingVector:
             raise OutOfRange(name, (1 << HEADROOM_BITS) / clients)
         vector.high[place_of] = count % (1 << 64)
     return vector
-
-
-def _encode_wide(numbers: Array, low: Array, high: Array) -> None:
-    # Magnitude first: whole part and fraction of a float64 are both exact, also of -2^-60, whose floor is -1.
-    whole = np.trunc(numbers)
-    fraction = np.abs(numbers - whole)
-    lower = np.rint(np.multiply(fraction, 2.0**64, out=fraction), out=fraction).astype(np.uint64)
-    negative = numbers < 0
-    low[...] = np.where(negative, np.negative(lower), lower)
-    high[...] = (whole.astype(np.int64) - (negative & (lower != 0))).view(np.uint64)
 
 
 def decode(total: RingVector, layout: Layout) -> Term:
@@ -235,32 +214,27 @@ def decode(total: RingVector, layout: Layout) -> Term:
         numbers = np.empty(place.stop - place.start)
         for start in range(0, len(numbers), CHUNK):
             part = slice(place.start + start, min(place.start + start + CHUNK, place.stop))
-            if each.exponent is None:
-                found = _decode_wide(total.low[part], total.high[part], each.name)
-            else:
+            if each.exponent is not None:
                 steps = _in_range(total.single[part], each.name)
-                found = steps.astype(np.float64) * math.ldexp(1.0, -each.exponent)
-            numbers[start : start + CHUNK] = found
+                numbers[start : start + CHUNK] = steps.astype(np.float64) * math.ldexp(1.0, -each.exponent)
+                continue
+            low, high = total.low[part], total.high[part]
+            negative = _in_range(high, each.name) < 0
+            lower = np.where(negative, np.negative(low), low)
+            upper = np.where(negative, np.invert(high) + (low == 0), high)
+            # The float64 nearest to each: the leading 64 bits, with a last bit that says whether anything
+            # follows, rounded once, by the conversion. (float64 may name one bit too many for `upper`; 53
+            # bits and a sticky one are left.)
+            shift = (64 - np.frexp(upper.astype(np.float64))[1]).astype(np.uint64)
+            leading = (upper << shift) | (lower >> (np.uint64(64) - shift)) | ((lower << shift) != 0)
+            found = np.ldexp(leading.astype(np.float64), -shift.astype(np.int64))
+            numbers[start : start + CHUNK] = np.where(negative, -found, found)
         arrays[each.name] = unpack_triangle(numbers) if each.symmetric else numbers.reshape(each.shape)
     counts = {}
     for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
         place = slice(place_of, place_of + 1)
         counts[name] = int(_in_range(total.high[place], name, total.low[place])[0])
     return Term(arrays, counts, frozenset(f.name for f in layout.fields if f.symmetric))
-
-
-def _decode_wide(low: Array, high: Array, name: str) -> Array:
-    """The float64 nearest to each number of two limbs."""
-    negative = _in_range(high, name) < 0
-    lower = np.where(negative, np.negative(low), low)
-    upper = np.where(negative, np.invert(high) + (low == 0), high)
-    # The leading 64 bits, with a last bit that says whether anything follows: rounded once, by the
-    # conversion. (float64 may name one bit too many for `upper`; 53 bits and a sticky one are left.)
-    shift = (64 - np.frexp(upper.astype(np.float64))[1]).astype(np.uint64)
-    leading = (upper << shift) | (lower >> (np.uint64(64) - shift))
-    leading |= (lower << shift) != 0
-    magnitude = np.ldexp(leading.astype(np.float64), -shift.astype(np.int64))
-    return np.asarray(np.where(negative, -magnitude, magnitude))
 
 
 def _in_range(limbs: Array, name: str, fraction: Any = 0) -> Array:

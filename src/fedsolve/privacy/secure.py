@@ -175,24 +175,9 @@ class SecureFederation(Federation):
     # -- one exchange ------------------------------------------------------------------------------
 
     def exchange(self, request: Request, chain: Chain) -> Total:
-        """Carry the request to its cohort and return the sum of the terms, of which nobody saw one."""
+        """Carry the request to its cohort and return the sum of the terms, of which nobody saw one; refused
+        where the run's cohort changed."""
         started = time.perf_counter()
-        self._enter(request, chain)
-        self._laid_out: Layout | None = None
-        # The clients' signed agreement to this question, if they check questions.
-        self._agreed = self._agreement(request, chain) if self.verifies else {}
-        if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
-            self._take_census()
-        try:
-            total = self._sum(request, chain, narrow=True)
-        except _OneLimbFailed as failed:  # again in two limbs, in a new slot
-            self._known.given_up.update(failed.args)
-            total = self._sum(request, chain, narrow=False)
-        total.seconds = time.perf_counter() - started
-        return total
-
-    def _enter(self, request: Request, chain: Chain) -> None:
-        """Bring the run to this request; refused where its cohort changed."""
         present, members = self.federation.clients, self._course.members
         if (gone := set(self._course.cohort or ()) - set(present)) and not self.changing:
             raise departed(gone, present)
@@ -214,6 +199,18 @@ class SecureFederation(Federation):
                 "cohort, since totals with and without them would show what they add. Ask everybody, or "
                 "allow changes on both sides (changing=True)."
             )
+        self._laid_out: Layout | None = None
+        # The clients' signed agreement to this question, if they check questions.
+        self._agreed = self._agreement(request, chain) if self.verifies else {}
+        if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
+            self._take_census()
+        try:
+            total = self._sum(request, chain, narrow=True)
+        except _OneLimbFailed as failed:  # again in two limbs, in a new slot
+            self._known.given_up.update(failed.args)
+            total = self._sum(request, chain, narrow=False)
+        total.seconds = time.perf_counter() - started
+        return total
 
     def _agreement(self, request: Request, chain: Chain) -> dict[str, Any]:
         """What enough clients sign, who have checked this question."""
@@ -229,33 +226,17 @@ class SecureFederation(Federation):
             self._laid_out = Layout(())
         return self._trips.agreed(request, digest, chain, setup, self._course.run, self._laid_out)
 
-    def _asked(self, request: Request, names: Sequence[str], layout: Layout) -> Asked:
-        """The request in a free slot, or in its own if it was under way when the server was stopped; written
-        down before anybody is asked."""
-        digest = request_digest(decode_request(encode_request(request)))  # of what clients read
-        before = self._before
-        if before is not None and before.request == digest:
-            self._before = None
-            return before
-        sharers, slot = self._keys().sharers, self._course.slot
-        cohort = tuple(name for name in sorted(names) if name in sharers)
-        self._course.slot, self._course.asked = slot + 1, Asked(digest, slot, cohort, layout)
-        self._keep()
-        return self._course.asked
-
     def _sum(self, request: Request, chain: Chain, narrow: bool) -> Total:
         """The total of a request; narrow: in as few limbs as the clients agreed to."""
         layout = self._known.layout(request, chain) if self._laid_out is None else self._laid_out
         if not narrow or (self._agreed and layout.digest() not in self._agreed["layouts"]):
             layout = layout.widened()
-        asked = self._asked(request, request.cohort, layout)
-        pending, report = self._masked(asked, request, chain)
+        asked, pending, report = self._masked(request, request.cohort, layout, chain)
         term, evidence = self._open(pending, asked, self.verifies)
         known, layout, survivors = self._known, asked.layout, pending.survivors
         if layout.narrow and (coarse := known.too_coarse(term, layout, len(survivors))):
             raise _OneLimbFailed(*coarse)
         bounds = known.check_accuracy(term, layout, len(survivors))
-        known.remember(term)
         if self.verifies:
             self._trips.show(evidence)
         self._course.cohort = survivors
@@ -275,8 +256,8 @@ class SecureFederation(Federation):
             server, spec, course = self._keys(), self.describe(), self._course
             stage = course.stage or self._first_stage(spec)
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
-            asked = self._asked(request, server.sharers, stage.layout(spec.features, spec.outputs))
-            pending, report = self._masked(asked, request, Chain())
+            laid_out = stage.layout(spec.features, spec.outputs)
+            asked, pending, report = self._masked(request, server.sharers, laid_out, Chain())
             total, evidence = self._open(pending, asked, True)
             history, following = stage.shown(total)
             if stage.name == "columns" and not stage.limits.off:
@@ -334,10 +315,24 @@ class SecureFederation(Federation):
         name, classes = "cells" if finished else "columns", labels_note(spec.classes)
         return CensusStage(name, course.run, history, self.limits, classes, labels=len(spec.labels))
 
-    def _masked(self, asked: Asked, request: Request, chain: Chain) -> tuple[MaskedSum, CohortReport]:
-        """The sum of masked terms, closed and written down with whom it is over, and who took part."""
+    def _masked(
+        self, request: Request, names: Sequence[str], layout: Layout, chain: Chain
+    ) -> tuple[Asked, MaskedSum, CohortReport]:
+        """A request in a free slot, or in its own if it was under way when the server was stopped; the sum of
+        masked terms, closed; and who took part. What is asked is written down before anybody is, and whom the
+        sum is over before it is opened."""
+        digest = request_digest(decode_request(encode_request(request)))  # of what clients read
+        course, asked = self._course, self._before
+        if asked is not None and asked.request == digest:
+            self._before = None
+        else:
+            sharers = self._keys().sharers
+            cohort = tuple(name for name in sorted(names) if name in sharers)
+            asked = Asked(digest, course.slot, cohort, layout)
+            course.slot, course.asked = course.slot + 1, asked
+            self._keep()
         assert self._server is not None
-        course, layout, place = self._course, asked.layout, self._server.setup.place(asked.slot)
+        layout, place = asked.layout, self._server.setup.place(asked.slot)
         report = CohortReport(request.exchange, request.kind, tuple(sorted(request.cohort)))
         for name in [name for name in report.asked if name not in asked.cohort]:
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
@@ -367,7 +362,7 @@ class SecureFederation(Federation):
         if opening not in course.opened:
             course.opened.append(opening)
             self._keep()
-        return pending, report
+        return asked, pending, report
 
     def _collect(
         self, pending: MaskedSum, report: CohortReport, request: Request, chain: Chain, note: dict[str, Any]
@@ -553,7 +548,7 @@ class SecureFederation(Federation):
             if name in self._attending:
                 continue
             folder = None if self._ledgers is None else self._ledgers / quote(name, safe="")
-            client = SecureClient(
+            self._attending[name] = SecureClient(
                 self.federation[name],
                 lambda message: b"",  # in one process nobody can take another's place
                 lambda name, message, signature: True,
@@ -563,8 +558,6 @@ class SecureFederation(Federation):
                 limits=self.limits,
                 ledger=Ledger(folder),
             )
-            client.attend()
-            self._attending[name] = client
 
     def withdrawn(self, site: str, cohort: Collection[str], noise: bool = False) -> None:
         """Enter at the clients of this process that a site has left, which signed that it did."""

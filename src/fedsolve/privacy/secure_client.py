@@ -60,7 +60,7 @@ class Sent:
 
 
 class SecureClient:
-    """Answers a participant's letters; its term leaves it masked, and it opens what the rules allow.
+    """Answers a participant's letters from now on: its term leaves it masked, and it opens what rules allow.
 
     colluders: how many other clients may side with the server; the threshold must allow for them.
     changing:  whether it opens sums that lack clients who were asked, and lets a run's cohort change.
@@ -105,6 +105,7 @@ class SecureClient:
         self._settings: Any = {"colluders": self._colluders, "drawn": self._drawn, "random": random}
         kept = self.ledger.secrets
         self._client = None if kept is None else Client.load(kept, sign, verify, **self._settings)
+        participant.channels |= {CHANNEL: self.answer, SEED_CHANNEL: self._draw}
 
     @cached_property
     def seeds(self) -> SeedSite:
@@ -119,16 +120,22 @@ class SecureClient:
         most = self.disclosure.limits.epsilon
         return Budget(folder, key, rules.epsilon_total, rules.delta_total, most)
 
-    def attend(self) -> None:
-        """Let the participant's letters about secure sums be answered here."""
-        self.participant.channels |= {CHANNEL: self.answer, SEED_CHANNEL: self._draw}
-
     def answer(self, letter: bytes) -> bytes:
-        """The reply to a letter."""
+        """The reply to a letter; those of a setup are answered here."""
         arrays, note = notes.read_letter(letter)
         message = note.get("message")
         if message == "begin":
-            return self._begin(Setup.from_note(note.get("setup")), note)
+            setup = Setup.from_note(note.get("setup"))
+            # Before any key is made: who lost its ledger sits the run out.
+            self.ledger.learn(setup.run, openings_of(note, setup.run), self.participant.name)
+            if self._client is None or self._client.setup != setup:
+                self._client = Client(
+                    setup, self.participant.name, self._sign, self._verify, **self._settings
+                )
+            keys = self._client.advertise()
+            self.ledger.keep(self._client.save)
+            self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
+            return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
         client = self._client
         if client is None or note.get("setup") != vars(client.setup):
             raise TermError(
@@ -136,7 +143,14 @@ class SecureClient:
                 "the run out."
             )
         if message == "members":
-            return self._share(client, letter)
+            shares = client.share(letter)
+            self.ledger.keep(client.save)
+            said = "shares of its secrets, sealed for each of the others"
+            checked = "this site answers questions that nobody has checked (verified = false)"
+            if self.rules.verified:
+                checked = self._signatures.said(client.members)
+            self._tell(Sent("shares", f"{said}; {checked}", len(shares)))
+            return shares
         known = {"ask": self._mask, "open": self._open, CENSUS: self._admit, "check": self._check_question}
         if message not in known:
             raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
@@ -150,28 +164,6 @@ class SecureClient:
         reply = self.seeds.answer(letter)
         self._tell(Sent("seed", "its part in drawing the seed of a run", len(reply)))
         return reply
-
-    # -- the setup ---------------------------------------------------------------------------------
-
-    def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
-        # Before any key is made: who lost its ledger sits the run out.
-        self.ledger.learn(setup.run, openings_of(note, setup.run), self.participant.name)
-        if self._client is None or self._client.setup != setup:
-            self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
-        keys = self._client.advertise()
-        self.ledger.keep(self._client.save)
-        self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return notes.pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
-
-    def _share(self, client: Client, letter: bytes) -> bytes:
-        shares = client.share(letter)
-        self.ledger.keep(client.save)
-        said = "shares of its secrets, sealed for each of the others"
-        checked = "this site answers questions that nobody has checked (verified = false)"
-        if self.rules.verified:
-            checked = self._signatures.said(client.members)
-        self._tell(Sent("shares", f"{said}; {checked}", len(shares)))
-        return shares
 
     # -- an answer ---------------------------------------------------------------------------------
 
@@ -354,15 +346,13 @@ class SecureClient:
         honest = len(survivors) - max(self._colluders, self.disclosure.limits.colluders)
         self.ledger.check_noise(place, honest)
         self.disclosure.settle(run)
-        reply = client.open(slot, survivors, dropped)
-        self.ledger.open(opening, client.save)
-        if "sum" in note:  # with a signed fingerprint of the term that this client sent for it
+        witnessed = None
+        if "sum" in note:
             sent = self.ledger.stored(place)
             assert sent is not None
-            masked = notes.read_letter(sent)[0]["limbs"]
-            value, message = client.witness(slot, survivors, masked, notes.text(note, "sum"))
-            told = {"value": value, "signature": self._sign(message).hex()}
-            reply = notes.pack("witnessed", client.setup, told, {"opened": reply})
+            witnessed = notes.read_letter(sent)[0]["limbs"], notes.text(note, "sum")
+        reply = client.open(slot, survivors, dropped, witnessed)
+        self.ledger.open(opening, client.save)
         about = {"slot": place, "cohort": survivors, "dropped": dropped}
         said = f"its help to open the sum over {len(survivors)}"
         self._tell(Sent("opened", said, len(reply), None, about))

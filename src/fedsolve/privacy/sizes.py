@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.cohort import TermLayout
@@ -91,12 +90,6 @@ class KnownTotals:
         """Take back the sizes of `note`."""
         self._sizes |= {(name, tuple(shape)): (latest, peak) for name, shape, latest, peak in note}
 
-    def remember(self, total: Term) -> None:
-        """Take the sizes of a decoded total."""
-        for name, array in total.arrays.items():
-            size, before = _largest(array), self._sizes.get((name, array.shape), (0.0, 0.0))
-            self._sizes[name, array.shape] = size, max(size, before[1])
-
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
         """The exponents for the next request to so many clients."""
         found = {}
@@ -117,19 +110,22 @@ class KnownTotals:
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""
         bounds = layout.error_bounds(clients)
-        narrow = (each.name for each in layout.fields if each.exponent is not None)
-        return {name for name in narrow if 0 < _largest(total.arrays[name]) < bounds[name] / FINEST}
+        narrow = {each.name: total.arrays[each.name] for each in layout.fields if each.exponent is not None}
+        sizes = {name: np.abs(array).max(initial=0.0) for name, array in narrow.items()}
+        return {name for name, size in sizes.items() if 0 < size < bounds[name] / FINEST}
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
-        """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
+        """The error bounds of a decoded total by array; refused, by name, where one exceeds 2^-40 of its
+        size. The sizes of a total that passes are remembered.
 
         The size is the total's largest number. An array that is not additive may vanish, as a gradient
         does, and is measured by the largest it has been in this run, and beside sums of squares (`_SQUARES`).
         Zeros throughout always pass.
         """
         bounds = layout.error_bounds(clients)
+        sizes = {name: float(np.abs(array).max(initial=0.0)) for name, array in total.arrays.items()}
         for name, bound in bounds.items():
-            size = _largest(total.arrays[name])
+            size = sizes[name]
             before, _, own = name.rpartition(".")
             if size and name not in self.additive and own not in self.additive:
                 peaks = [  # of any total of this name and shape, of whichever member
@@ -137,13 +133,16 @@ class KnownTotals:
                     for (known, shape), (_, peak) in self._sizes.items()
                     if shape == total.arrays[name].shape and known.rpartition(".")[2] == own
                 ]
-                squares = (total.arrays.get(f"{before}.{s}" if before else s) for s in _SQUARES.get(own, ()))
-                size = max(0.0, size, *peaks, *(_largest(s) ** 0.5 for s in squares if s is not None))
+                squares = (sizes.get(f"{before}.{s}" if before else s, 0.0) for s in _SQUARES.get(own, ()))
+                size = max(0.0, size, *peaks, *(square**0.5 for square in squares))
             if size and bound > FINEST * size:
                 raise TermError(
                     f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
                     f"which is more than {FINEST:.1g} of them. Scale the features up, or sum in the open."
                 )
+        for name, size in sizes.items():
+            key = name, total.arrays[name].shape
+            self._sizes[key] = size, max(size, self._sizes.get(key, (0.0, 0.0))[1])
         return bounds
 
     def layout(self, request: Request, chain: Chain) -> Layout:
@@ -174,7 +173,3 @@ class KnownTotals:
                 if name in shapes:
                     exponents[name, shapes[name][0]] = exponent
         return Layout.of(term, exponents)
-
-
-def _largest(array: Array) -> float:
-    return float(max(array.max(), -array.min())) if array.size else 0.0

@@ -87,12 +87,6 @@ def fingerprint(words: Array, digest: str) -> int:
     return total % PRIME
 
 
-def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
-    """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint, and
-    what binds it to the seed of its own mask."""
-    return notes.purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
-
-
 @dataclass(frozen=True)
 class Evidence:
     """Everything that proves what the total of a slot is.
@@ -209,8 +203,7 @@ class Server:
         """Take what `Client.advertise` gave."""
         if self.around:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
-        _sent_by(sender, note, "keys", self.setup)
-        self.keys[sender] = SlotKeys.from_bytes(note, self.setup)
+        self.keys[sender] = SlotKeys.from_bytes(note, self.setup, sender)
         self.members = tuple(sorted(self.keys))
 
     def keys_for(self, name: str) -> bytes:
@@ -232,7 +225,7 @@ class Server:
         """Take what `Client.share` gave."""
         if self._sealed_passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
-        arrays, fields = _sent_by(sender, note, "shares", self.setup)
+        arrays, fields = notes.read_letter(note, "shares", self.setup, sender)
         names = notes.listed(fields, "names")
         if names != [name for name in self.around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
@@ -269,7 +262,7 @@ class Server:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
         if stored is None:
-            return MaskedSum(question, self, WordSum.zeros(wide, narrow))
+            return MaskedSum(question, self, WordSum(np.zeros(2 * wide + narrow, dtype="<u8"), wide))
         pending = MaskedSum(question, self, stored[0], set(stored[1]))
         pending.close()
         return pending
@@ -301,7 +294,7 @@ class MaskedSum:
     def add(self, sender: str, note: bytes) -> None:
         """Take what `Client.mask` gave; nothing of it is kept but the sum."""
         question = self.question
-        arrays, fields = _sent_by(sender, note, "masked", question.setup)
+        arrays, fields = notes.read_letter(note, "masked", question.setup, sender)
         if self.opening or sender in self._answered or sender not in question.cohort:
             raise CohortError(
                 f"the term of '{sender}' is not part of this sum: late, a repeat, or not asked for."
@@ -334,7 +327,7 @@ class MaskedSum:
             parts, told = notes.read_letter(note, "witnessed", setup)
             signed = notes.text(told, "value"), notes.text(told, "signature")
             note = notes.octets(parts, "opened").tobytes()
-        arrays, fields = _sent_by(sender, note, "opened", setup)
+        arrays, fields = notes.read_letter(note, "opened", setup, sender)
         if not self.opening or sender not in self.survivors or fields.get("slot") != slot:
             raise TermError(f"'{sender}' was not asked to open slot {slot}.")
         if fields.get("opening") != self.opening:
@@ -363,11 +356,3 @@ class MaskedSum:
             self.secrets[name] = joined(shares)
         keys = self.server.keys
         return unmasked(self.question, self.masked, self.survivors, self.dropped, self.secrets, keys)
-
-
-def _sent_by(sender: str, note: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The contents of a note; one under another name than the sender's is refused."""
-    arrays, fields = notes.read_letter(note, message, setup)
-    if (name := notes.text(fields, "name")) != sender:
-        raise TermError(f"'{sender}' sent a note under the name '{name}'.")
-    return arrays, fields
