@@ -33,6 +33,9 @@ from fedsolve.errors import DataError, FedsolveError, ModelFileError, TermError,
 Held = TypeVar("Held")
 Made = TypeVar("Made")
 
+PREVIOUS = ".previous"
+"""How the name of a file ends that was replaced and is kept."""
+
 _KEY = "fedsolve"
 _SEALED = "sealed"
 _DIGEST = "sha256"
@@ -197,7 +200,7 @@ def write_atomically(
 
     durable: forced to the disk, so that it survives a loss of power too.
     private: readable by its owner alone (mode 0600), from the first byte on.
-    previous_kept: the file that is replaced stays as `previous(path)`.
+    previous_kept: the file that is replaced stays beside it, under its name and `PREVIOUS`.
     """
     mode = 0o600 if private else 0o666
     target = Path(os.path.realpath(path))
@@ -223,14 +226,9 @@ def write_atomically(
         raise
 
 
-def previous(path: str | os.PathLike[str]) -> Path:
-    """Where `write_atomically` keeps the file before this one."""
-    return Path(f"{os.fspath(path)}.previous")
-
-
 def keep_previous(path: str | os.PathLike[str]) -> None:
-    """Keep the file that is about to be replaced, if there is one, as `previous(path)`."""
-    target, kept = Path(path), previous(path)
+    """Keep the file that is about to be replaced, if there is one, under its name and `PREVIOUS`."""
+    target, kept = Path(path), Path(f"{os.fspath(path)}{PREVIOUS}")
     if not target.exists():
         return
     beside = kept.with_name(f".{kept.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -146,25 +146,25 @@ class Description(Parameter):
                 guess = f" {self.help}" * bool(self.help)
             raise DataError(f"{self.name} must be {self.rule}; got {value!r}.{guess}")
 
-    def read(self, value: Any) -> Any:
-        """A value of a TOML file as Python takes it: 1 for a real number is 1.0, "none" is None."""
+    def read(self, value: Any, spelled: bool = False) -> Any:
+        """A value of a file as Python takes it: 1 for a real number is 1.0, "none" is None.
+
+        spelled: numbers are given as text. Text that is not a number stays text, for `check` to refuse.
+        """
+        if spelled:
+            for choice in self.choices:
+                if value == str(choice):
+                    return choice
+            for kind in (int, float):
+                if kind in self.kinds:
+                    try:
+                        return kind(value)
+                    except ValueError:
+                        continue
         if value == "none" and self.optional and value not in self.choices:
             return None
         whole = isinstance(value, int) and not isinstance(value, bool)
         return float(value) if whole and float in self.kinds and int not in self.kinds else value
-
-    def parse(self, text: str) -> Any:
-        """A value from text. Text that is not a number stays text, for `check` to refuse."""
-        for choice in self.choices:
-            if text == str(choice):
-                return choice
-        for kind in (int, float):
-            if kind in self.kinds:
-                try:
-                    return kind(text)
-                except ValueError:
-                    continue
-        return self.read(text)
 
 
 def _described(cls: type) -> dict[str, Description]:

@@ -194,7 +194,7 @@ def test_the_checkpoint_before_the_last_is_kept_and_named(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelFileError, match=r"The one before it is .*run\.safetensors\.previous: move it"):
         METHOD.fit(federation(), checkpoint=path, resume=True)
-    container.previous(path).replace(path)
+    Path(f"{path}{container.PREVIOUS}").replace(path)
     assert contents(METHOD.fit(federation(), checkpoint=path, resume=True)) == right
 
 
@@ -205,7 +205,7 @@ def test_a_gradient_run_goes_on_from_the_checkpoint_before_the_last(tmp_path: Pa
     right = contents(method.fit(federation()))
     with pytest.raises(Stop):
         method.fit(federation(), checkpoint=path, follow=stop)
-    container.previous(path).replace(path)
+    Path(f"{path}{container.PREVIOUS}").replace(path)
     assert contents(method.fit(federation(), checkpoint=path, resume=True)) == right
 
 

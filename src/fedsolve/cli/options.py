@@ -251,7 +251,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has it wit
     name = "value"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        read = self.description.parse(value) if isinstance(value, str) else self.description.read(value)
+        read = self.description.read(value, spelled=isinstance(value, str))
         try:
             self.description.check(read)
         except DataError as problem:

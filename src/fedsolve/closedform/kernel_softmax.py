@@ -94,7 +94,7 @@ class KernelSoftmaxRun(SoftmaxRun):
     """Moments, which give landmarks; then Softmax over their kernels."""
 
     method: KernelSoftmax  # type: ignore[assignment]
-    scale = None  # standardised kernel features would have another norm
+    scales = False  # standardised kernel features would have another norm
 
     @property
     def exchanges(self) -> int:

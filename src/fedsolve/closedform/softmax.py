@@ -208,12 +208,14 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
     """
 
     method: Softmax
-    transient: ClassVar[frozenset[str]] = frozenset({"base", "known", "_metric"})
+    transient: ClassVar[frozenset[str]] = frozenset({"base", "known", "scale", "_metric"})
+    scales: ClassVar[bool] = True
 
     def __init__(self, method: Softmax, spec: Spec, base: Block | None = None) -> None:
         Descent.__init__(self)
         Run.__init__(self, method, spec)
         self.complete = False
+        self.scale = method.scale if self.scales else None
         self.base = base
         self.known: tuple[Total, Array, Array] | None = None
         if base is not None:
@@ -231,11 +233,6 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
         self._metric: Curvature | None = None
 
     # -- what is asked -----------------------------------------------------------------------------
-
-    @property
-    def scale(self) -> str | None:
-        """How the features are scaled that the weights belong to."""
-        return self.method.scale
 
     @property
     def exchanges(self) -> int:

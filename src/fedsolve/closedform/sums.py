@@ -106,7 +106,14 @@ class Accumulator:
 
     def add_product(self, name: str, left: Array, right: Array | None = None) -> None:
         """name += leftᵀ right, or the symmetric leftᵀ left."""
-        out, begun = self._sum(name, (left.shape[1], (left if right is None else right).shape[1]))
+        known = self.term.arrays
+        if not (begun := name in known):
+            shape = left.shape[1], (left if right is None else right).shape[1]
+            if self.kernels is NUMPY:
+                known[name] = self.workspace.sums(name, shape, self.dtype)
+            else:
+                known[name] = self.kernels.empty(shape, self.dtype)
+        out = known[name]
         if right is None:
             self.kernels.gram(left, out, accumulate=begun)
             self.term.symmetric |= {name}
@@ -118,22 +125,11 @@ class Accumulator:
 
     def add(self, name: str, values: Array) -> None:
         """name += values"""
-        out, begun = self._sum(name, tuple(values.shape))
-        if begun:
-            out += values
-        else:
-            out[...] = values
-
-    def _sum(self, name: str, shape: tuple[int, ...]) -> tuple[Array, bool]:
-        """The buffer of a sum, and whether anything was added to it before."""
         known = self.term.arrays
         if name in known:
-            return known[name], True
-        if self.kernels is NUMPY:
-            known[name] = self.workspace.sums(name, shape, self.dtype)
+            known[name] += values
         else:
-            known[name] = self.kernels.empty(shape, self.dtype)
-        return known[name], False
+            known[name] = self.kernels.copy(self.kernels.array(values, self.dtype))
 
     def finish(self, **counts: int) -> Term:
         """The term, with these counts."""

@@ -110,10 +110,12 @@ class ClientData:
     def row_hashes(self, key: int | str = 0) -> Array:
         """A number for each of this client's rows that its content alone decides: see `folds`.
 
-        Rows in cells have the hash of their fold, whatever the key.
+        Rows in cells have a hash of their fold, whatever the key: folds are spread evenly over all hashes.
+        Rows of one fold only have the last of them: they are always trained on.
         """
-        if self.cells is not None:
-            return self.cells.hashes
+        if (cells := self.cells) is not None:
+            shares = np.where(cells.counts > 1, cells.folds / np.maximum(cells.counts - 1, 1), 1.0)
+            return np.minimum(shares * 2.0**53, 2.0**53 - 1).astype(np.uint64) << np.uint64(11)
         labels = self.own_labels
         spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(labels)), _ROWS)]
         return np.concatenate([row_hashes(self.features(s, None), labels[s], key) for s in spans])

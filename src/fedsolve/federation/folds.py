@@ -140,15 +140,6 @@ class RowCells:
     limits: Any = None
     few: Array | None = None
 
-    @property
-    def hashes(self) -> Array:
-        """The hash that stands for each row: its fold, spread evenly over the whole range of hashes.
-
-        Rows of one fold only have the last mark: they are always trained on.
-        """
-        shares = np.where(self.counts > 1, self.folds / np.maximum(self.counts - 1, 1), 1.0)
-        return np.minimum(shares * 2.0**53, 2.0**53 - 1).astype(np.uint64) << np.uint64(11)
-
     def taking(self, chosen: Array) -> RowCells:
         """The cells of some rows; refused where a cell would be split."""
         cell = (self.codes.astype(np.int64) * 256 + self.counts) * 256 + self.folds

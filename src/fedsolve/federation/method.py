@@ -211,9 +211,9 @@ class Run(ABC, Generic[M]):
 
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        before = container.previous(path)
+        before = f"{path}{container.PREVIOUS}"
         remedy = f"The one before it is {before}: move it to {path} and resume."
-        remedy = remedy if before.exists() else "Start afresh."
+        remedy = remedy if os.path.exists(before) else "Start afresh."
         what = f"checkpoint {path}"
         arrays, note = container.from_bytes(data, what=what, error=ModelFileError, remedy=remedy)
         found = note.pop("checkpoint", None)

@@ -336,7 +336,8 @@ class Disclosure:
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
         here = places[there]
         cells = RowCells(here, rows["fold"][here], rows["count"][here])
-        batch, folds = data.taking(there), fold_numbers(cells.hashes, FOLDS)
+        batch = data.taking(there)
+        folds = fold_numbers(batch.within(cells).row_hashes(), FOLDS)
         values = batch.features(slice(None))
         if stage.classes is None:
             targets = np.asarray(batch.own_labels, dtype=np.float64)
