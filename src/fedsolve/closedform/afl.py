@@ -59,6 +59,7 @@ class AFL(Method[LinearModel]):
     """
 
     recommended: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}
+    unnamed: ClassVar[Mapping[str, Any]] = {"head": "ridge"}
     multilabel: ClassVar[bool] = True
 
     ridge: float | Literal["auto"] = parameter(
@@ -78,13 +79,6 @@ class AFL(Method[LinearModel]):
             raise DataError(f"the head '{self.head}' has its own intercept; leave intercept=True out.")
         if self.head != "ridge" and self.ridge == "auto":
             raise DataError(f"ridge='auto' is for the head 'ridge'; give one for the head '{self.head}'.")
-
-    def parameters(self) -> dict[str, Any]:
-        """The parameters by name; the head is named only where it is not the ridge."""
-        values = super().parameters()
-        if self.head == "ridge":
-            del values["head"]
-        return values
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)

@@ -200,25 +200,20 @@ class LocalFederation(Members, Federation):
         self, channel: str, letters: Mapping[str, bytes], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
-
-        known = {*self.clients}
-
-        def ask(name: str) -> bytes | Exception:
-            try:
-                if name not in known:
-                    raise Missing("absent", UNKNOWN)
-                return self[name].reply(channel, letters[name])
-            except Exception as problem:  # one client's failure does not affect the others
-                return problem
-
-        names = sorted(letters)
+        known, names = {*self.clients}, sorted(letters)
         for first in range(0, len(names), self.workers):
             some = names[first : first + self.workers]
             # No thread outlives its replies: a generator that is given up would wait for it wherever it is
             # collected, which may be where threads are started.
             with ThreadPoolExecutor(len(some)) as pool, blas_threads(1):
-                replies = list(pool.map(ask, some))
-            yield from zip(some, replies, strict=True)
+                asked = {
+                    name: pool.submit(self[name].reply, channel, letters[name])
+                    for name in some
+                    if name in known
+                }
+            for name in some:  # one client's failure does not affect the others
+                problem = asked[name].exception() if name in asked else Missing("absent", UNKNOWN)
+                yield name, problem if isinstance(problem, Exception) else asked[name].result()
 
     def __repr__(self) -> str:
         rows = sum(self.client_rows().values())

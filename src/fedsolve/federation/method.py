@@ -276,6 +276,7 @@ class Method(ABC, Generic[M]):
     laws:    what holds of the method in every federation.
     travels: how often and what, in words ("exchanges", "up", "down"), where `register` is not told.
     recommended: defaults of commands and estimators, such as "auto" for what can be chosen.
+    unnamed: parameters, each with a value that it is not named with among `parameters()`.
     """
 
     key: ClassVar[str]
@@ -288,6 +289,7 @@ class Method(ABC, Generic[M]):
     laws: ClassVar[Laws] = Laws()
     travels: ClassVar[Mapping[str, str]] = {}
     recommended: ClassVar[Mapping[str, Any]] = {}
+    unnamed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -310,7 +312,11 @@ class Method(ABC, Generic[M]):
     def parameters(self) -> dict[str, Any]:
         """The parameters by name, as JSON values."""
         values: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
-        return {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
+        return {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in values.items()
+            if name not in self.unnamed or value != self.unnamed[name]
+        }
 
     def agreement(self) -> dict[str, Any]:
         """What else both sides must agree on before the first answer."""

@@ -17,7 +17,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -89,6 +89,9 @@ class Recipe(Generic[M]):
 
     def start(self, spec: Spec) -> StagedRun[M]:
         """The run of this recipe over a federation like `spec`."""
+        from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
+        from fedsolve.scoring.choice import CHOICE
+
         schema = self.schema
         if schema is not None and spec.features != schema.width:
             raise DataError(
@@ -109,7 +112,19 @@ class Recipe(Generic[M]):
             spec = dataclasses.replace(spec, labels=labels)
         if self.class_weight is not None and spec.classes is None:
             raise DataError("class_weight is for classification; these are targets of a regression.")
-        return StagedRun(self, spec)
+        method, stages = self.method, list[Stage]()  # in their order; the last one trains
+        numbers = [] if schema is None else schema.places("number", "date")
+        filled = method.preparation in ("standardise", "fill")
+        fills = filled and any(column.missing != "refuse" for _, column in numbers)
+        limited = self.calibrate and self.told is not None
+        # Not for features of images, unless a choice counts the rows.
+        if fills or (numbers and self.scales) or self.class_weight or method.chooses or limited:
+            stages.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
+        stages += [CHOICE] if method.chooses else []
+        stages += [TRIAL, CALIBRATION] if self.calibrate else []
+        run = StagedRun(self, spec, method, [*stages, Stage("training", _train, expected=expected_training)])
+        run.go_on()
+        return run
 
     def fit(
         self,
@@ -124,15 +139,16 @@ class Recipe(Generic[M]):
         method = self.method.afforded(spec) if self.method.chooses else self.method
         recipe = dataclasses.replace(self, method=method, told=told)
         heard, run = Followers(follow if isinstance(follow, Sequence) else [follow]), recipe.start(spec)
+        within = federation if federation.within is None else federation.within
         # Always told: a run without a checkpoint may not touch the states of one that has one.
-        federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
+        within.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
             if not resume:
                 raise ModelFileError(
                     f"checkpoint {checkpoint} exists. Pass resume=True to continue from it, or remove it."
                 )
             run.restore(container.read(checkpoint), str(checkpoint))
-            if run.whose_rows and (held := federation.holdings()):
+            if run.whose_rows and (held := within.holdings()):
                 held.check(run.whose_rows, str(checkpoint))
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
@@ -154,11 +170,10 @@ class Recipe(Generic[M]):
                 if found := heard.tell("look", run):
                     run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
                 if checkpoint is not None:
-                    if holdings := federation.holdings():
+                    if holdings := within.holdings():
                         run.whose_rows = holdings.note()
                     container.write_atomically(checkpoint, run.to_bytes(), previous_kept=True)
                 heard.tell("advanced", run.history[-1], run.expected)
-            within = federation if federation.within is None else federation.within
             model = run.model()
             if model.personalises and isinstance(within, LocalFederation):
                 model.federation = within
@@ -244,46 +259,33 @@ class Stage:
     optional: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class StagedRun(Run[M]):
     """One run over the stages of a recipe.
 
     run: that of the stage under way; requests, chain and state are its own. stage: the name of that stage.
-    history: of all stages.
+    history: of all stages. place: of the stage under way among `stages`.
     What stages found: prepared, the block of the preparation; rows, how many there are; method, the one to
     train; tried, the candidates; folded, models by name with the rows that they were not trained on, and
     folded_by, the runs that made them, where they are still known; held_out, the rows that a trial leaves
     out; scores, centre and scale of those of the folded models; calibrations, by whose scores.
     """
 
-    held_out = Part((0,))
-
-    def __init__(self, recipe: Recipe[M], spec: Spec) -> None:
-        from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
-        from fedsolve.scoring.choice import CHOICE
-
-        self.recipe, self.spec = recipe, spec
-        self.method, self.history = recipe.method, []
-        self.whose_rows: dict[str, list[Any]] | None = None
-        self.prepared: Block | None = None
-        self.rows = 0
-        self.tried: tuple[Tried, ...] = ()
-        self.folded: dict[str, tuple[Model, Part]] = {}
-        self.folded_by: dict[str, Run[Any]] = {}
-        self.calibrations: dict[str, Calibration | Spread] = {}
-        self.scores: list[list[Any] | None] = []
-        method, self._stages = recipe.method, list[Stage]()  # in their order; the last one trains
-        numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
-        filled = method.preparation in ("standardise", "fill")
-        fills = filled and any(column.missing != "refuse" for _, column in numbers)
-        limited = recipe.calibrate and recipe.told is not None
-        # Not for features of images, unless a choice counts the rows.
-        if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
-            self._stages.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
-        self._stages += [CHOICE] if method.chooses else []
-        self._stages += [TRIAL, CALIBRATION] if recipe.calibrate else []
-        self._stages.append(Stage("training", _train, expected=expected_training))
-        self._place = -1
-        self._next()
+    recipe: Recipe[M]
+    spec: Spec
+    method: Method[M]
+    stages: Sequence[Stage]
+    history: list[Record] = field(default_factory=list)
+    whose_rows: dict[str, list[Any]] | None = None
+    prepared: Block | None = None
+    rows: int = 0
+    tried: tuple[Tried, ...] = ()
+    folded: dict[str, tuple[Model, Part]] = field(default_factory=dict)
+    folded_by: dict[str, Run[Any]] = field(default_factory=dict)
+    held_out: Part = field(default=Part((0,)))
+    calibrations: dict[str, Calibration | Spread] = field(default_factory=dict)
+    scores: list[list[Any] | None] = field(default_factory=list)
+    place: int = -1
 
     @property
     def exchanges(self) -> int:
@@ -298,22 +300,22 @@ class StagedRun(Run[M]):
             try:
                 asked = self.run.request(clients)
             except DataError as problem:
-                if not self._stages[self._place].optional:
+                if not self.stages[self.place].optional:
                     raise
                 self._leave_off(problem)
                 continue
-            last = self._place == len(self._stages) - 1
+            last = self.place == len(self.stages) - 1
             if asked is not None or last:
                 return asked
-            self._stages[self._place].end(self, self.run)
-            self._next()
+            self.stages[self.place].end(self, self.run)
+            self.go_on()
 
     def absorb(self, total: Total) -> None:
         done, failed = len(self.run.history), None
         try:
             self.run.absorb(total)
         except DataError as problem:
-            if not self._stages[self._place].optional:
+            if not self.stages[self.place].optional:
                 raise
             self.run.record(total)
             failed = problem
@@ -346,16 +348,16 @@ class StagedRun(Run[M]):
 
     # -- from stage to stage -----------------------------------------------------------------------
 
-    def _next(self) -> None:
+    def go_on(self) -> None:
         """Start the next stage that has something to do."""
         run = None
         while run is None:
-            self._place += 1
-            run = self._stages[self._place].start(self)
+            self.place += 1
+            run = self.stages[self.place].start(self)
         self.run: Run[Any] = run
         self.chain, run.offset = run.chain, len(self.history)
-        self.stage = self._stages[self._place].name
-        self._later = sum(stage.expected(self) for stage in self._stages[self._place + 1 :])
+        self.stage = self.stages[self.place].name
+        self._later = sum(stage.expected(self) for stage in self.stages[self.place + 1 :])
         # Where rows are known to be few, several threads take ten times as long.
         few = 0 < self.rows < _FEW_ROWS and self.spec.features <= _FEW_FEATURES
         self.threads = 1 if few else None
@@ -384,8 +386,8 @@ class StagedRun(Run[M]):
             stacklevel=3,
         )
         self.folded, self.calibrations = {}, {}
-        self._place = len(self._stages) - 2
-        self._next()
+        self.place = len(self.stages) - 2
+        self.go_on()
 
     # -- saving and resuming -----------------------------------------------------------------------
 
@@ -407,7 +409,7 @@ class StagedRun(Run[M]):
         }
 
     def take_parts(self, kept: dict[str, Any], path: str) -> None:
-        names = [stage.name for stage in self._stages]
+        names = [stage.name for stage in self.stages]
         pairs = {name: (kept["settings"][name], getattr(self.recipe, name)) for name in _PLAIN}
         if differing := [f"{name}={was!r}, not {now!r}" for name, (was, now) in pairs.items() if was != now]:
             told = ", ".join(differing)
@@ -427,8 +429,8 @@ class StagedRun(Run[M]):
         self.held_out = Part(**kept["held_out"])
         self.calibrations = {name: kept_from(*parts) for name, parts in kept["calibrations"].items()}
         self.history = [Record(**entry) for entry in kept["history"]]
-        self._place = names.index(kept["stage"]) - 1
-        self._next()
+        self.place = names.index(kept["stage"]) - 1
+        self.go_on()
         if self.stage != kept["stage"]:
             raise ValueError(f"the stage '{kept['stage']}' has nothing to do")
         self.run.take_parts(kept["run"], path)

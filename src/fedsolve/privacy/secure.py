@@ -25,7 +25,6 @@ from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.cohort import CohortReport, RunningSum, departed, plain
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
-from fedsolve.federation.fingerprints import Holdings
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.messages import Chain, Request, Term, Total
@@ -132,12 +131,6 @@ class SecureFederation(Federation):
 
     def describe(self) -> Spec:
         return self.federation.describe()
-
-    def keep_states(self, folder: Path | None) -> None:
-        self.federation.keep_states(folder)
-
-    def holdings(self) -> Holdings | None:
-        return self.federation.holdings()
 
     def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
         """Begin a new run of so many exchanges, with new keys and everybody who is present.
