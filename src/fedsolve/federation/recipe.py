@@ -89,9 +89,6 @@ class Recipe(Generic[M]):
 
     def start(self, spec: Spec) -> StagedRun[M]:
         """The run of this recipe over a federation like `spec`."""
-        from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
-        from fedsolve.scoring.choice import CHOICE
-
         schema = self.schema
         if schema is not None and spec.features != schema.width:
             raise DataError(
@@ -112,17 +109,7 @@ class Recipe(Generic[M]):
             spec = dataclasses.replace(spec, labels=labels)
         if self.class_weight is not None and spec.classes is None:
             raise DataError("class_weight is for classification; these are targets of a regression.")
-        method, stages = self.method, list[Stage]()  # in their order; the last one trains
-        numbers = [] if schema is None else schema.places("number", "date")
-        filled = method.preparation in ("standardise", "fill")
-        fills = filled and any(column.missing != "refuse" for _, column in numbers)
-        limited = self.calibrate and self.told is not None
-        # Not for features of images, unless a choice counts the rows.
-        if fills or (numbers and self.scales) or self.class_weight or method.chooses or limited:
-            stages.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
-        stages += [CHOICE] if method.chooses else []
-        stages += [TRIAL, CALIBRATION] if self.calibrate else []
-        run = StagedRun(self, spec, method, [*stages, Stage("training", _train, expected=expected_training)])
+        run = StagedRun(self, spec, self.method, stages(self))
         run.go_on()
         return run
 
@@ -436,6 +423,25 @@ class StagedRun(Run[M]):
         self.run.take_parts(kept["run"], path)
         self.chain = self.run.chain
         self.run.offset = len(self.history) - len(self.run.history)
+
+
+def stages(recipe: Recipe[Any]) -> list[Stage]:
+    """The stages of a recipe, in their order; the last one trains."""
+    from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
+    from fedsolve.scoring.choice import CHOICE
+
+    method, found = recipe.method, []
+    numbers = [] if recipe.schema is None else recipe.schema.places("number", "date")
+    fills = method.preparation in ("standardise", "fill") and any(c.missing != "refuse" for _, c in numbers)
+    limited = recipe.calibrate and recipe.told is not None
+    # Not for features of images, unless a choice counts the rows.
+    if fills or (numbers and recipe.scales) or recipe.class_weight or method.chooses or limited:
+        found.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
+    if method.chooses:
+        found.append(CHOICE)
+    if recipe.calibrate:
+        found += [TRIAL, CALIBRATION]
+    return [*found, Stage("training", _train, expected=expected_training)]
 
 
 def _prepare(whole: StagedRun[Any]) -> Run[Any]:
