@@ -121,8 +121,7 @@ def from_bytes(
             first, last = entry["data_offsets"]
             if not 0 <= first <= last <= len(body):
                 raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
-            view = body[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-            arrays[name] = view.copy() if copied else view
+            arrays[name] = body[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         if (announced := sum(array.nbytes for array in arrays.values())) != len(body):
             raise ValueError(f"{len(body)} bytes of arrays, {announced} announced")
         if isinstance(note, dict) and (_SEALED in note or _DIGEST in note):
@@ -131,7 +130,7 @@ def from_bytes(
         raise error(_damaged(what, len(data), problem, remedy)) from problem
     if not isinstance(note, dict):
         raise error(f"{what} has no readable description; it was not written by fedsolve.")
-    return arrays, note
+    return ({name: array.copy() for name, array in arrays.items()} if copied else arrays), note
 
 
 def sealed_json(note: Mapping[str, Any]) -> bytes:

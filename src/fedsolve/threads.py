@@ -71,7 +71,7 @@ def in_parts() -> Iterator[Parts]:
 def thread_count() -> int:
     """How many threads BLAS may use here and now."""
     libraries = _controller().select(user_api="blas").lib_controllers
-    return max(int(library.num_threads) for library in libraries)
+    return max((int(library.num_threads) for library in libraries), default=1)
 
 
 def usable_cores() -> int:

@@ -377,7 +377,6 @@ def test_a_client_that_cannot_answer_is_named_and_the_others_go_on(device):
         whole = federation(device, missing=missing, classes=[0, 1, 2, 3, 4])
         bad = whole.participants[3]
         bad.data.labels = np.where(np.isin(np.arange(900), bad.data.rows), 9, bad.data.labels)
-        bad.data.own_labels = bad.data.labels[bad.data.rows]
         return whole
 
     method = fs.DeepAFL(layers=1, width=16)

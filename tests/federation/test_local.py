@@ -328,3 +328,24 @@ def test_replies_that_nobody_takes_hold_no_threads():
     assert next(replies) == ("a", b"?")
     assert threading.active_count() == before
     assert [name for name, _ in replies] == ["b", "c", "d"]
+
+
+def test_labels_that_are_replaced_are_those_trained_on() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((200, 4)), rng.integers(0, 2, 200)
+    x[:, 0] += 8.0 * y - 4.0
+    federation = fs.LocalFederation.from_arrays(x, y, np.arange(200) % 4)
+    for participant in federation.participants:
+        participant.data.labels = 1 - participant.data.labels
+    assert fs.AFL(ridge=1.0).fit(federation).score(x, 1 - y) > 0.9
+
+
+def test_the_schema_of_a_federation_is_that_of_the_participants_it_has() -> None:
+    plain, described = np.zeros((3, 1)), fs.Schema.of_numbers(("a",), np.array([0, 1]))
+    labels = np.array([0, 1, 0])
+    federation = fs.LocalFederation([fs.Participant("a", ClientData(plain, labels))])
+    assert federation.schema is None
+    federation.add(fs.Participant("b", ClientData(plain, labels, schema=described)))
+    assert federation.schema is described
+    federation.remove("b")
+    assert federation.schema is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -295,3 +298,34 @@ def test_a_request_without_a_field_is_refused() -> None:
     del note["blocks"]
     with pytest.raises(TermError, match=r"incomplete.*blocks"):
         decode_request(container.to_bytes(arrays, note))
+
+
+def test_more_blocks_than_a_position_has_are_refused() -> None:
+    server = some_chain()
+    mine = Chain(server.blocks)
+    blocks = (Block({"opening": {"x": 2}}), Block({"layer": 1}), Block({"layer": 2}))
+    before = list(mine.digests)
+    with pytest.raises(TermError, match="3 blocks of a model of 1"):
+        mine.accept(
+            some_request(
+                server, position=1, digest=Chain([*server.blocks[:1], *blocks]).digest, blocks=blocks
+            )
+        )
+    assert mine.digests == before
+
+
+def test_a_letter_of_entries_that_overlap_takes_no_memory() -> None:
+    body, count = 1 << 20, 400
+    head: dict[str, object] = {"__metadata__": {"fedsolve": "{}"}}
+    head |= {
+        f"{place:x}": {"dtype": "U8", "shape": [body], "data_offsets": [0, body]} for place in range(count)
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    letter = len(text).to_bytes(8, "little") + text + bytes(body)
+    tracemalloc.start()
+    with pytest.raises(TermError):
+        container.from_bytes(letter, what="this letter", error=TermError)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * body

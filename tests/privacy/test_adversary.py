@@ -201,3 +201,15 @@ def test_the_account_outlives_its_process(tmp_path: Any) -> None:
     whole = slice(None)
     assert np.array_equal(again.rows(data[0]).features(whole), accounts[0].rows(data[0]).features(whole))
     assert Participant("a", again.rows(data[0])).data.cells is not None
+
+
+def test_classes_that_cannot_be_stored_do_not_keep_an_account_off_the_disk(tmp_path: Any) -> None:
+    rows = ClientData(np.random.default_rng(0).standard_normal((300, 4)), np.arange(300) % 3)
+    site = Disclosure(Limits(), KEY, tmp_path)
+    note = {"name": "cells", "run": "r", "history": "", "limits": [10, 1, 2.0], "columns": []}
+    stage = CensusStage.from_note({**note, "classes": {"dtype": "O", "values": [0, 1, 2]}}, "r")
+    term = site.counts(rows, stage)
+    total = Term({name: 3 * array for name, array in term.arrays.items()}, {})
+    site.admit(rows, stage, total, ("a", "b", "c"))
+    again = Disclosure(Limits(), KEY, tmp_path)
+    assert len(again.account.rows["digest"]) == len(site.account.rows["digest"]) > 0

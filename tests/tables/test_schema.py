@@ -320,3 +320,9 @@ def test_many_values_of_no_category_are_told():
     ):
         found = encode(schema, {"colour": ["red", "violet", "", "blue"]})
     assert found.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+
+
+def test_classes_of_any_type_of_numbers_are_one_schema() -> None:
+    columns = (Column("a", "number"),)
+    one, other = (Schema(columns, "y", tuple(np.array([0, 1], dtype=kind))) for kind in (np.uint8, np.int64))
+    assert one.digest == other.digest == Schema(columns, "y", (0, 1)).digest

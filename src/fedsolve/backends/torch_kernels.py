@@ -99,7 +99,7 @@ class TorchKernels(Kernels):
         return nullcontext()
 
     def parts(self) -> AbstractContextManager[Parts]:
-        return nullcontext(lambda work, span, length: work(span))
+        return nullcontext(lambda work, span, length: work(span) if span.start < span.stop else None)
 
     def add_matmul(self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         out.addmm_(left, right)

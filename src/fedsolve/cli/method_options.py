@@ -201,7 +201,7 @@ class MethodCommand(ParameterCommand, TwoPages):
         if not named:  # DeepAFL if a parameter of it alone is given
             own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
             only = [own[name] for name in own.keys() - others.keys()]
-            spelt = {word for each in only for word in (each.also, *each.option.split("/"))}
+            spelt = {word for each in only for word in _spellings(each)}
             flags = words + [f"--{key.replace('_', '-')}" for key in table]
             given = [flag for flag in flags if flag in spelt]
             if given:

@@ -381,8 +381,10 @@ class KernelBlocks:
             return here.array(kept, np.float64)
         shape = span.stop - span.start, len(self.kernel.points)
         size = shape[0] * shape[1] * self.precision.itemsize
-        # On a device others keep theirs too, and the server its factors: what is free there now decides.
-        keeps = size <= min(self.budget, here.budget(self.budget, self.aside))
+        # On a device others keep theirs too, and the server its factors: what is free there now, less the
+        # block itself, decides.
+        aside = self.aside + 8 * shape[0] * shape[1]
+        keeps = size <= min(self.budget, here.budget(self.budget, aside))
         rounds = self.precision == np.float32
         passing = here is NUMPY and (rounds or not keeps)
         room = workspace.array("kernel", shape) if passing else here.empty(shape)

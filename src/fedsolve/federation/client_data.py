@@ -38,8 +38,6 @@ class ClientData:
     weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
     schema:   what the features are, where `encoder.encode` made them of a table; NaN is a missing value then.
     cells:    which rows may only be asked about together, under secure sums.
-
-    own_labels and own_weights are those of this client's rows alone.
     """
 
     def __init__(
@@ -63,8 +61,6 @@ class ClientData:
         self.weights: Array | None = weights
         self.width = int(features.shape[1])
         self.rows = rows
-        self.own_labels = self.labels if rows is None else self.labels[rows]
-        self.own_weights = weights if weights is None or rows is None else weights[rows]
         self.schema = schema
         self.cells = cells
         if schema is not None and schema.width != self.width:
@@ -72,6 +68,16 @@ class ClientData:
                 f"the schema makes {schema.width} features of a row; these have {self.width}. "
                 "Encode the table with this schema."
             )
+
+    @property
+    def own_labels(self) -> Array:
+        """The labels of this client's rows alone."""
+        return self.labels if self.rows is None else self.labels[self.rows]
+
+    @property
+    def own_weights(self) -> Array | None:
+        """The weights of this client's rows alone."""
+        return self.weights if self.weights is None or self.rows is None else self.weights[self.rows]
 
     def __len__(self) -> int:
         return len(self.source) if self.rows is None else len(self.rows)
@@ -161,8 +167,7 @@ class PreparedData(ClientData):
         self._raw = raw
         self._preparation = preparation
         self.width = raw.width
-        self.labels = self.own_labels = raw.own_labels
-        self.weights = self.own_weights = weights
+        self.labels, self.weights = raw.own_labels, weights
         self.rows = None
         self.schema = None
         self.cells = raw.cells
@@ -189,11 +194,15 @@ class WeightedData(ClientData):
     def __init__(self, raw: ClientData, weights: Array) -> None:
         vars(self).update(vars(raw))
         self._raw = raw
-        self.weights = self.own_weights = weights
+        self.weights = weights
+
+    @property
+    def own_weights(self) -> Array | None:
+        return self.weights
 
     def taking(self, chosen: Array) -> ClientData:
-        assert self.own_weights is not None
-        return WeightedData(self._raw.taking(chosen), self.own_weights[chosen])
+        assert self.weights is not None
+        return WeightedData(self._raw.taking(chosen), self.weights[chosen])
 
 
 def joined(parts: Sequence[ClientData]) -> ClientData:

@@ -235,6 +235,8 @@ class Within(Followers):
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def tell(self, event: str, *given: Any) -> dict[str, Any]:
+        if event == "close":
+            return {}
         if event == "started":
             given = (replace(given[0], name=self.name, about=self.about),)
         return super().tell(event, *given)

@@ -12,7 +12,6 @@ its own term. A client that cannot answer is found by asking it alone.
 from __future__ import annotations
 
 import warnings
-from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -269,11 +268,7 @@ class Members:
     """Participants by name. A name that is taken, or features of another width, are refused.
 
     made: those that were needed so far.
-    clients: the names of all, sorted: the order of every sum.
-    schema: that of the rows: of the partition, or of the first participant that has one.
     """
-
-    clients: tuple[str, ...] = ()
 
     def __init__(self, partition: PartitionedRows | None = None, device: str | None = None) -> None:
         """device: where all participants compute; where each one says when None."""
@@ -281,8 +276,7 @@ class Members:
         self._device = None if device is None else resolve(device)
         self._partition = partition
         self._unmade: dict[str, int] = {} if partition is None else dict(partition.places)
-        self.clients = tuple(sorted(self._unmade))
-        self.schema = None if partition is None else partition.schema
+        self._sorted: tuple[str, ...] | None = None
         self._states: Path | None = None
         self._held: dict[str, tuple[ClientData, Held]] = {}
         self._width = None if partition is None else int(partition.features.shape[1])
@@ -291,8 +285,22 @@ class Members:
         self._asked: tuple[Any, ...] = ()
         self._known = Chain()
 
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of all, sorted: the order of every sum."""
+        if self._sorted is None:
+            self._sorted = tuple(sorted([*self.made, *self._unmade]))
+        return self._sorted
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema of the rows: of the partition, or of the first participant that has one."""
+        if self._partition is not None:
+            return self._partition.schema
+        return next((each.data.schema for each in self.made.values() if each.data.schema is not None), None)
+
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.made) + len(self._unmade)
 
     def __contains__(self, name: object) -> bool:
         return name in self.made or name in self._unmade
@@ -325,10 +333,7 @@ class Members:
                 "All must use the same backbone."
             )
         self.made[name] = participant
-        place = bisect(self.clients, name)
-        self.clients = (*self.clients[:place], name, *self.clients[place:])
-        if self._partition is None:
-            self.schema = self.schema or participant.data.schema
+        self._sorted = None
         if self._device is not None:
             participant.move(self._device)
         participant.keep_states(self._states)
@@ -339,9 +344,9 @@ class Members:
             raise DataError(f"no participant is called '{name}'.")
         participant = self[name]
         del self.made[name]
-        self.clients = tuple(client for client in self.clients if client != name)
-        if not self.clients:
-            self._width = self.schema = None
+        self._sorted = None
+        if not len(self):
+            self._width = None
         return participant
 
     def keep_states(self, folder: Path | None) -> None:

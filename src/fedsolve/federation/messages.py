@@ -71,6 +71,8 @@ class Chain:
             return True
         known = len(self.blocks) >= position and self.digests[position] == request.digest
         first = position if known else position - len(request.blocks)
+        if first < 0:
+            raise TermError(f"{len(request.blocks)} blocks of a model of {position} were sent.")
         if len(self.blocks) < first:
             return False
         del self.blocks[first:], self.digests[first + 1 :]

@@ -334,7 +334,7 @@ class Method(ABC, Generic[M]):
         return 0, 0
 
     def afforded(self, spec: Spec) -> Method[M]:
-        """This method, with any limits of time and memory turned into sizes."""
+        """This method, with any limits of time and memory turned into sizes; asked of methods that choose."""
         return self
 
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:

@@ -316,7 +316,8 @@ class StagedRun(Run[M]):
         found: dict[str, Any] = {**self.calibrations}
         known = [one for one in self.scores if one]
         shared = found.get("shared")
-        if known and isinstance(shared, Calibration) and (now := self.run.history[-1].metrics.get(SCORES)):
+        now = self.run.history[-1].metrics.get(SCORES) if self.run.history else None
+        if known and now and isinstance(shared, Calibration):
             centres, scales = (np.array([one[place] for one in known]) for place in (0, 1))
             fitted = centres.mean(axis=0), float(np.sqrt(np.mean(scales**2)))
             found["shared"] = shared.moved(fitted, (np.array(now[0]), now[1]))

@@ -47,7 +47,7 @@ from fedsolve.federation.folds import (
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.method import flat_activations
 from fedsolve.federation.participant import kind_of
-from fedsolve.labels import encode_labels, labels_from_note, labels_note
+from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.pages.words import listed
 from fedsolve.privacy import census
 from fedsolve.privacy.census import DIVISIONS, LEVERAGE, STARTS, CensusStage, Limits
@@ -64,7 +64,7 @@ _AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
 _KNOWN = {"digest": np.uint64, "fold": np.uint8, "count": np.uint8, "batch": np.uint32}
 """What is kept of each row that took part: its keyed digest, its fold, of how many, and its batch."""
 
-_KEPT = ("run", "told", "_seen", "_steps", "_widest", "_labels", "_schema", "_book")
+_KEPT = ("run", "told", "_seen", "_steps", "_widest", "_classes", "_labels", "_schema", "_book")
 """What a site writes down besides its accounts and classes."""
 
 
@@ -120,6 +120,7 @@ class Disclosure:
         self.told, self.run = 0.0, ""
         self._now = self.account = NO_ACCOUNT
         self.classes: Array | None = None
+        self._classes: Any = None  # the same, as the census has them: what came in a letter can be written
         self._labels = self._widest = 0
         self._schema = ""
         self._book: dict[str, Any] = {}
@@ -176,7 +177,8 @@ class Disclosure:
                 made = self._taken(data, stage, total)
             self._now = base
             self.account = dataclasses.replace(made, history=history, finished=following is None)
-            self.run, self.classes, self._labels = stage.run, labels_from_note(stage.classes), stage.labels
+            self.run, self._classes, self._labels = stage.run, stage.classes, stage.labels
+            self.classes = labels_from_note(stage.classes)
             self._save()
         if not self.account.finished:
             return ""
@@ -546,7 +548,7 @@ class Disclosure:
         if self.folder is None or not self.entering:
             return
         kept = {name: getattr(self, name) for name in _KEPT}
-        kept |= {"_seen": sorted(self._seen), "classes": labels_note(self.classes)}
+        kept["_seen"] = sorted(self._seen)
         kept["accounts"] = [vars(self._now), vars(self.account)]
         arrays, note = to_parts(kept, "an account")
         self._shelf.keep("cells", note, arrays)
@@ -554,7 +556,7 @@ class Disclosure:
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         kept = from_parts(arrays, note)
         vars(self).update({name: kept[name] for name in _KEPT})
-        self._seen, self.classes = set(self._seen), labels_from_note(kept["classes"])
+        self._seen, self.classes = set(self._seen), labels_from_note(self._classes)
         now, following = (Account(**one) for one in kept["accounts"])
         self._now, self.account = now, now if following.history == now.history else following
 

@@ -447,7 +447,7 @@ def _try(whole: StagedRun[Any]) -> Run[Any] | None:
 
 def _tried(whole: StagedRun[Any], run: Run[Any]) -> None:
     whole.folded, whole.folded_by = {"0": (whole.described(run.model()), whole.held_out)}, {"0": run}
-    whole.scores = [run.history[-1].metrics.get(SCORES)]
+    whole.scores = [run.history[-1].metrics.get(SCORES) if run.history else None]
 
 
 def _start(whole: StagedRun[Any]) -> HeldOutRun | None:

@@ -126,7 +126,8 @@ class ChoiceRun(Run[Any]):
             going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
             for name in (name for name in self._compared if self._numbers[name][0] not in going_on):
                 run = self.members.pop(name)  # trained no further; its model stays
-                self._models[name], self._scores[name] = run.model(), run.history[-1].metrics.get(SCORES)
+                self._models[name] = run.model()
+                self._scores[name] = run.history[-1].metrics.get(SCORES) if run.history else None
             self._rung += 1
             kind = "rung" if self.members else "comparison"
         else:

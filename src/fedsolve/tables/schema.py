@@ -292,9 +292,10 @@ class Schema:
             check_choice("task", self.task, TASKS)
         if self.classes and self.task == "regression":
             raise DataError("a schema has classes, or task = 'regression'; leave out one of them.")
-        known = class_list(self.classes) if self.classes else None
-        object.__setattr__(self, "class_array", known)
-        object.__setattr__(self, "classes", () if known is None else tuple(known.tolist()))
+        classes = tuple(class_list(self.classes).tolist()) if self.classes else ()
+        object.__setattr__(self, "classes", classes)
+        # Of the plain values: however they were typed, the schema has one digest.
+        object.__setattr__(self, "class_array", class_list(classes) if classes else None)
         if bool(self.columns) == (self.extractor is not None):
             raise DataError("a schema describes the columns of a table, or the features of images.")
         label_columns = self.labels or (() if self.label is None else (self.label,))

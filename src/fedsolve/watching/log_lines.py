@@ -28,7 +28,7 @@ Style = Literal["text", "json"]
 MOST = 16 << 20
 """A log of more bytes than this is copied to NAME.1, replacing an earlier copy, and emptied."""
 
-_ENVIRONMENT = "FEDSOLVE_PROCESSLOG"
+_ENVIRONMENT = "FEDSOLVE_PROCESS_LOG"
 _HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \S+ [A-Z]+ ")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
 
