@@ -131,20 +131,21 @@ class Ledger:
         """Enter how many honest sites must have added noise to the sum of a slot."""
         self._know("noise", slot, shares)
 
-    def check_noise(self, slot: str, honest: int) -> None:
-        """Refuse to open a sum in which too few honest sites have added noise."""
-        if honest < (shares := self._facts["noise"].get(slot, [0])[0]):
-            raise CohortError(
-                f"{honest} honest sites are in this sum, and its noise is enough from {shares} on (honest). "
-                "Ask in a new slot, with a smaller share of honest sites, or with more sites."
-            )
-
     # -- openings ----------------------------------------------------------------------------------
 
-    def learn(self, run: str, told: Sequence[Opening], name: str, new: Opening | None = None) -> None:
+    def learn(
+        self,
+        run: str,
+        told: Sequence[Opening],
+        name: str,
+        new: Opening | None = None,
+        slot: str = "",
+        honest: int = 0,
+    ) -> None:
         """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
 
-        new: the one of them that it is asked to open, which `open` enters.
+        new: the one of them that it is asked to open, which `open` enters. slot: of that one. honest: how many
+        of its sites add their share of the noise for certain.
 
         A total that is said to hold this client's term while it knows of none is either invented, or this
         client has lost its ledger: then it sits the run out.
@@ -176,8 +177,13 @@ class Ledger:
             one_cohort_per_request(before, other)
             groups_of_three(before, other)
             if other == new:
-                return
+                break
             self._enter("opened", other.run, other.request, list(other.cohort))
+        if honest < (shares := self._facts["noise"].get(slot, [0])[0]):
+            raise CohortError(
+                f"{honest} honest sites are in this sum, and its noise is enough from {shares} on (honest). "
+                "Ask in a new slot, with a smaller share of honest sites, or with more sites."
+            )
 
     def open(self, new: Opening, save: Callable[[], bytes]) -> None:
         """Enter an opening before it is sent."""

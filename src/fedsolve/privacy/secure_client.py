@@ -342,9 +342,8 @@ class SecureClient:
                 f"{dropped[:5]} did not answer, and this client only opens sums over all who were asked "
                 "(changing=True allows others)."
             )
-        self.ledger.learn(run, known, self.participant.name, opening)
         honest = len(survivors) - max(self._colluders, self.disclosure.limits.colluders)
-        self.ledger.check_noise(place, honest)
+        self.ledger.learn(run, known, self.participant.name, opening, place, honest)
         self.disclosure.settle(run)
         witnessed = None
         if "sum" in note:
