@@ -144,8 +144,8 @@ class Ledger:
     ) -> None:
         """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
 
-        new: the one of them that it is asked to open, which `open` enters. slot: of that one. honest: how many
-        of its sites add their share of the noise for certain.
+        new: the one of them that it is asked to open, which `open` enters. slot: of that one.
+        honest: how many of its sites add their share of the noise for certain.
 
         A total that is said to hold this client's term while it knows of none is either invented, or this
         client has lost its ledger: then it sits the run out.
