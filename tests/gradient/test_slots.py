@@ -67,6 +67,7 @@ def recorded(monkeypatch):
 
     for module in (group, slots):
         monkeypatch.setattr(module, "replays", lambda device: True)
+    monkeypatch.setattr(slots, "has_room", lambda device: True)
     monkeypatch.setattr(slots.Pool, "record", restored)
     monkeypatch.setattr(slots, "_POOL", OrderedDict())
     return count
@@ -179,6 +180,15 @@ def test_another_run_begins_with_nothing_recorded(recorded) -> None:
     after = other.fit(federation(1))
     for name in alone.weights:
         np.testing.assert_array_equal(after.weights[name], alone.weights[name])
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_an_earlier_run_recorded_makes_way_where_memory_is_short(recorded, monkeypatch, room) -> None:
+    monkeypatch.setattr(slots, "has_room", lambda device: room)
+    slots._POOL.clear()
+    for rate in (0.01, 0.02, 0.03):
+        FedAvg(**SETTING | {"rate": rate, "rounds": 1}).fit(federation(1))
+    assert sum(map(len, slots._POOL.values())) == (3 if room else 1)
 
 
 def test_a_slot_keeps_the_graphs_used_last(monkeypatch) -> None:

@@ -59,6 +59,12 @@ def replays(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def has_room(device: torch.device) -> bool:
+    """Whether half of the device's memory is free: recorded steps of a deep network take a gigabyte."""
+    free, whole = torch.cuda.mem_get_info(device)
+    return 2 * free > whole
+
+
 def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
     """Do work that starts kernels one by one, for a batch of this size, on the current stream.
 
@@ -196,9 +202,6 @@ _POOL: OrderedDict[tuple[Any, ...], list[Slot]] = OrderedDict()
 _KINDS = 4
 """How many kinds of slots are kept for reuse: the most recently used ones."""
 
-_STREAMS = 32
-"""How many slots of a kind are made rather than taken from a run whose recorded steps would be lost."""
-
 _LOCK = threading.Lock()
 
 
@@ -244,7 +247,7 @@ def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.
     kind = method.network, networks.custom.serial(method.network)
     key = (*kind, features, outputs, method.precision, method.shape, str(device))
     with _LOCK:
-        slot = _chosen(_POOL.get(key, []), method, replays(device))
+        slot = _chosen(_POOL.get(key, []), method, device)
     if slot is None:
         slot = Slot(lambda: method.build(features, outputs).to(device), device)
     slot.user, slot.lent = method, 0
@@ -261,12 +264,12 @@ def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.
                 _POOL.popitem(last=False)
 
 
-def _chosen(spare: list[Slot], method: GradientMethod, records: bool) -> Slot | None:
-    """The slot that this method used last; else any, where nothing recorded is lost or there are many."""
+def _chosen(spare: list[Slot], method: GradientMethod, device: torch.device) -> Slot | None:
+    """The slot that this method used last; else the oldest, unless its steps are worth keeping."""
     for place in reversed(range(len(spare))):
         if spare[place].user == method:
             return spare.pop(place)
-    return spare.pop(0) if spare and (not records or len(spare) >= _STREAMS) else None
+    return None if not spare or (replays(device) and has_room(device)) else spare.pop(0)
 
 
 def _counters(network: nn.Module) -> dict[str, Tensor]:
