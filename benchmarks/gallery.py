@@ -137,11 +137,13 @@ def kernel(data: Any) -> Told:
 
 
 def workers(data: Any) -> Told:
-    table = [["workers", "DeepAFL, s", "times as fast", "AFL, s", "times as fast", "bare products"]]
+    methods = {"deepafl": "DeepAFL", "afl": "AFL", "kernelafl": "KernelAFL"}
+    heads = [head for name in methods.values() for head in (f"{name}, s", "times as fast")]
+    table = [["workers", *heads, "bare products"]]
     strong = {(x["method"], x["workers"]): x for x in data["lines"] if x["scaling"] in ("strong", "cores")}
     for count in sorted({workers for _, workers in strong}):
         row = [str(count)]
-        for name in ("deepafl", "afl"):
+        for name in methods:
             each = strong[name, count]
             row += [f"{each['seconds']:.2f}", f"{each['efficiency'] * count:.1f}"]
         table.append([*row, f"{strong['products', count]['efficiency'] * count:.1f} times"])
@@ -411,7 +413,7 @@ CLAIMS = {
         Claim(
             "Many workers",
             "scale-machines.json",
-            "python -m benchmarks.scale machines --method afl --method deepafl --layers 3 "
+            "python -m benchmarks.scale machines --layers 3 --plot docs/workers-scaling.png "
             f"{TO}scale-machines.json",
             workers,
             "performance.md",

@@ -188,7 +188,7 @@ def model(file: Path, method: str, nodes: int, rows: int, network: float) -> Non
         "tree": level * np.log2(most) + sums * between,
     }
     click.echo(
-        f"{nodes} machines of {most} workers, {rows:,} rows: {sum(parts.values()):.0f} s ("
+        f"{nodes} machines of {most} workers, {rows:,} rows: {sum(parts.values()):.1f} s ("
         + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
         + ")"
     )
