@@ -17,10 +17,12 @@ GENERATOR = threading.RLock()
 
 
 class Later(ModuleType):
-    """A module by its name; asking for anything in it loads it."""
+    """A module by its name; asking for anything in it loads it, and what was asked for is kept."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
 
 
 if TYPE_CHECKING:
