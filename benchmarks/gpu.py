@@ -21,6 +21,8 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -385,7 +387,13 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, help="of part kernel: features and classes (npz), as cifar10_lite0"
     )
+    parser.add_argument("--free", type=float, help="GB of the device that another process leaves")
     given = parser.parse_args()
+    if given.free is not None:
+        taken = torch.cuda.mem_get_info()[0] - int(1e9 * given.free)
+        code = f"import torch; x = torch.empty({taken}, dtype=torch.uint8, device='cuda'); print(); input()"
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
+        child.stdout.readline()  # type: ignore[union-attr]
     parts = given.part or ["fit", "cpu", "authors", "wide", "kernel"]
     place = Place(given.device)
     results: dict[str, Any] = {"machine": place.describe()}

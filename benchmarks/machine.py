@@ -85,7 +85,8 @@ def save(path: Path | str | None, results: Any) -> None:
     """Write results with the day, the command and the machine, for the gallery; nothing without a path."""
     if path is None:
         return
-    command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    module = f"benchmarks.{Path(sys.argv[0]).stem}".removesuffix(".__main__")
+    command = " ".join(["python -m", module, *sys.argv[1:]])
     about = {"processor": _processor(), "cores": usable_cores(), "fedsolve": fedsolve.__version__}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     document = {"date": f"{date.today()}", "command": command, "machine": about, "results": results}
