@@ -65,6 +65,8 @@ def measure(
     for count in workers or dict.fromkeys((1, usable_cores())):
         ways["fedsolve", count] = with_fedsolve(task, count)
         ways |= {("plain loop", count): plain_loop(task), ("PFLlib's loop", count): pfllib_loop(task)}
+        if task.network == "cnn":
+            ways["plain loop, torch's layers", count] = plain_loop(task, usual_layers(task))
     progress(f"{len(ways)} ways in turn: {rounds + 1} rounds")
     times: dict[tuple[str, int], list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds + 1):
@@ -118,13 +120,13 @@ def with_fedsolve(task: Task, workers: int) -> Iterator[None]:
         yield
 
 
-def plain_loop(task: Task) -> Iterator[None]:
-    """FedAvg as one writes it in an afternoon."""
+def plain_loop(task: Task, network: Any = None) -> Iterator[None]:
+    """FedAvg as one writes it in an afternoon; with fedsolve's network where no other is given."""
     import torch
 
     images, labels = task.images()
     inputs, targets = _tensors(task, images), torch.as_tensor(labels, device=task.device)
-    network = _network(task)
+    network = network or _network(task)
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     while True:
         sums = {name: torch.zeros_like(value) for name, value in weights.items()}
@@ -137,6 +139,16 @@ def plain_loop(task: Task) -> Iterator[None]:
         weights = sums
         _wait(task)
         yield
+
+
+def usual_layers(task: Task) -> Any:
+    """The small CNN as torch's layers one after the other."""
+    from torch import nn
+
+    first = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    layers = [*first, *second, nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES)]
+    return nn.Sequential(*layers).to(task.device)
 
 
 def pfllib_loop(task: Task) -> Iterator[None]:

@@ -29,7 +29,14 @@ class SmallCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         # ReLU after pooling gives the same values and gradients from a quarter of the numbers.
-        maps = torch.relu_(F.max_pool2d(self.conv1(images), 2))
-        maps = torch.relu_(F.max_pool2d(self.conv2(maps), 2))
+        maps = torch.relu_(_pooled(self.conv1(images)))
+        maps = torch.relu_(_pooled(self.conv2(maps)))
         logits: Tensor = self.classifier(torch.relu_(self.hidden(maps.flatten(1))))
         return logits
+
+
+def _pooled(maps: Tensor) -> Tensor:
+    """The largest of 2 x 2; on a processor many times as fast with the channels last, and the same."""
+    if maps.is_cuda:
+        return F.max_pool2d(maps, 2)
+    return F.max_pool2d(maps.contiguous(memory_format=torch.channels_last), 2).contiguous()
