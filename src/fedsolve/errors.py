@@ -93,10 +93,8 @@ def require(module: str, extra: str | None, what: str) -> Any:
     except (ImportError, RuntimeError, AttributeError) as problem:
         remedy = f"Install it: pip install 'fedsolve[{extra}]'."
         if extra is None:
-            remedy = (
-                "Install the version that belongs to your torch, or use efficientnet-lite0, onnx:FILE or "
-            )
-            remedy += "hf:NAME instead."
+            other = "efficientnet-lite0, onnx:FILE or hf:NAME"
+            remedy = f"Install the version that belongs to your torch, or use {other} instead."
         raise DataError(
             f"{what} needs {module.partition('.')[0]}, which cannot be imported "
             f"({type(problem).__name__}: {first_line(problem)}). {remedy}"

@@ -16,7 +16,6 @@ interruption, and the file comes out the same to the last bit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -92,7 +91,7 @@ class Features:
         if dataset.is_images:
             manifest["own_features"] = f"those of {dataset.name.partition('?')[0]}"
         return cls(
-            _key(identity),
+            container.digest(identity, {}),
             **arrays,
             class_names=dataset.class_names,
             classes=dataset.classes,
@@ -201,7 +200,7 @@ class FeatureStore:
                 f"{known}."
             )
         identity = {"format": version.STORE, "data": dataset.identity, "backbone": backbone.identity}
-        key = _key(identity)
+        key = container.digest(identity, {})
         folder = self.folder / key
         if (folder / MANIFEST).exists():
             return self._labelled(key, dataset, address)
@@ -315,10 +314,6 @@ class FeatureStore:
             return StoredFeatures(folder.name, state, *known, done, width, size, created)
         except (ModelFileError, KeyError, TypeError):
             return StoredFeatures(folder.name, "damaged", nbytes=size)
-
-
-def _key(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(container.canonical_json(identity).encode()).hexdigest()
 
 
 def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:

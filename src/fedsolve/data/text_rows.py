@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import canonical_json
+from fedsolve.container import canonical_json, digest
 from fedsolve.data.backbones import known_backbone, load_backbone
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.errors import DataError, ModelFileError, TruncationWarning, explained
@@ -107,8 +107,7 @@ def _loaded(note: str) -> Any:
 
 def _kept(backbone: Any, folder: Path) -> sqlite3.Connection:
     """The file of features by this backbone, readable for its owner only."""
-    key = hashlib.sha256(canonical_json(backbone.identity).encode()).hexdigest()
-    path = folder / f"texts-{key[:32]}.sqlite"
+    path = folder / f"texts-{digest(backbone.identity, {})[:32]}.sqlite"
     remedy = "Name another folder in FEDSOLVE_STORE, or remove the file."
     with explained(f"{path} cannot be used", remedy, ModelFileError, (OSError, sqlite3.Error)):
         folder.mkdir(parents=True, exist_ok=True)

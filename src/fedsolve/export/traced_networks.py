@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 import numpy as np
 from scipy.special import erf
 
+from fedsolve.data.backbones.onnx import trace
 from fedsolve.errors import DataError, first_line, require
 from fedsolve.export.families import softmax_estimates, writes, writes_estimates
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
@@ -69,19 +69,8 @@ def _through(graph: OnnxGraph, model: GradientModel, rows: Value, features: bool
     example = torch.zeros(_EXAMPLE_ROWS, model.features, dtype=kind)
     file = io.BytesIO()
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            # The tracing exporter is announced as legacy; the other one needs further packages.
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                Whole().eval(),
-                (example,),
-                file,
-                input_names=["rows"],
-                output_names=["scores"],
-                dynamic_axes={"rows": {0: "rows"}, "scores": {0: "rows"}},
-                opset_version=OPSET,
-                dynamo=False,
-            )
+        with torch.no_grad():
+            trace(Whole().eval(), example, file, "rows", "scores", OPSET)
     except Exception as problem:  # networks of other people may hold anything
         raise DataError(
             f"torch cannot export the network '{named}' ({type(problem).__name__}: {first_line(problem)}). "

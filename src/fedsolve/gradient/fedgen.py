@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -131,8 +130,14 @@ class FedGen(GradientMethod):
     def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:
         """The classifiers' logits (clients, rows, classes) on features for labels (clients, rows)."""
         with torch.no_grad():
+            # What the generator gives, frozen, for inputs (clients, rows, ...).
             inputs = _generator_inputs(noise, labels, step.group.classes)
-            features = _generated(step.group.received, inputs)
+            own = with_prefix(step.group.received, "generator.")
+            hidden = F.linear(inputs.flatten(0, 1), own["hidden.weight"], own["hidden.bias"])
+            statistics = own["norm.running_mean"], own["norm.running_var"]
+            scaled = F.batch_norm(hidden, *statistics, own["norm.weight"], own["norm.bias"])
+            features = F.linear(scaled.relu(), own["output.weight"], own["output.bias"])
+            features = features.reshape(*inputs.shape[:2], -1)
         weights, stacked = dict(zip(step.group.names, step.weights, strict=True)), step.group.learners.stacked
         names = _classifier_names(step.group)
         # (clients or 1, classes, width), and where there is a bias (clients or 1, classes)
@@ -201,7 +206,10 @@ class FedGen(GradientMethod):
             logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
             errors = row_losses(logits, targets[:, None].expand(-1, clients))
             loss = (trust[:, targets].mT * errors).sum(dim=1).mean()
-            loss = loss + _diversity(noise, features)
+            # The diversity, over all pairs: large when the noise changes little.
+            distances = (noise[:, None] - noise[None]).square().mean(dim=2)
+            differ = torch.cdist(features, features, p=1.0) / features.shape[1]
+            loss = loss + (-(distances * differ).mean()).exp()
             gradients = list(torch.autograd.grad(loss, parameters))
             with torch.no_grad():
                 optimiser.step(parameters, gradients)
@@ -237,24 +245,6 @@ def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
 def _generator_inputs(noise: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Noise (..., width) beside labels (...) in one-hot form."""
     return torch.cat([noise, torch.eye(classes, dtype=noise.dtype, device=noise.device)[labels]], dim=-1)
-
-
-def _generated(received: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """What the generator gives at a client, frozen, for inputs (clients, rows, ...)."""
-    own = with_prefix(received, "generator.")
-    hidden = F.linear(inputs.flatten(0, 1), own["hidden.weight"], own["hidden.bias"])
-    scaled = F.batch_norm(
-        hidden, own["norm.running_mean"], own["norm.running_var"], own["norm.weight"], own["norm.bias"]
-    )
-    features = F.linear(scaled.relu(), own["output.weight"], own["output.bias"])
-    return features.reshape(*inputs.shape[:2], -1)
-
-
-def _diversity(noise: Tensor, features: Tensor) -> Tensor:
-    """exp(mean(-mean|e_a - e_b|² mean|G_a - G_b|)) over all pairs: large when the noise changes little."""
-    apart = (noise[:, None] - noise[None]).square().mean(dim=2)
-    differ = torch.cdist(features, features, p=1.0) / features.shape[1]
-    return (-(apart * differ).mean()).exp()
 
 
 def _decayed(start: float, round_: int) -> float:

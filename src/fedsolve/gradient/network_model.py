@@ -49,7 +49,6 @@ class GradientModel(Model):
     ) -> None:
         assert classes is not None
         super().__init__(features, classes, len(classes))
-        self.classes = classes
         self.weights = dict(weights)
         self.buffers = dict(buffers)
         self.parameters = dict(parameters)

@@ -28,7 +28,7 @@ class ServerState:
 
     weights: the global model in float64. buffers: averaged running statistics. memory: whatever the
     algorithm keeps, as named arrays. aggregated: the mean of the newest local models. clients: how many the
-    federation has. cohort: who is asked in this round. received: what the clients were sent.
+    federation has. cohort: who is asked in this round.
     """
 
     method: GradientMethod

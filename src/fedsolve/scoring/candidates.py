@@ -157,8 +157,8 @@ class Bill:
 
     trainings: how often the chosen one is trained after the trials; besides: exchanges other than those of
     trials and trainings. up, down: numbers of each client for all trials; last: (exchanges, up, down) of the
-    dearest candidate's training. longest: exchanges of the longest trial; rungs: comparisons on the way.
-    told, received: numbers that a client tells in all, its sums, and that it is sent.
+    dearest candidate's training. rungs: comparisons on the way. told, received: numbers that a client tells
+    in all, its sums, and that it is sent.
     """
 
     spec: Spec
@@ -169,7 +169,6 @@ class Bill:
     up: int = 0
     down: int = 0
     last: tuple[int, int, int] = (0, 0, 0)
-    longest: int = 0
     rungs: int = 0
     told: int = 0
     received: int = 0
@@ -195,14 +194,13 @@ class Bill:
             told=self.folds * sums + up + self.trainings * (sums + last[1]),
             received=down + self.trainings * last[2],
             last=last,
-            longest=max(self.longest, run.exchanges),
             rungs=max(self.rungs, rungs_of(layers)),
         )
 
     @property
     def exchanges(self) -> int:
         """At most."""
-        return 1 + self.longest + self.rungs + self.besides + self.trainings * self.last[0]
+        return 1 + self.rungs + self.besides + (1 + self.trainings) * self.last[0]
 
 
 def sums_of_rows(spec: Spec) -> int:

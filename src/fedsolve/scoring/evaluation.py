@@ -160,9 +160,8 @@ def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model,
     """The models that a question is about, by name, each with its part, where the client computes."""
     for name, one in request.note["models"].items():
         contents = with_prefix(dict(request.arrays), f"{name}.")
-        part = None if one[PART] is None else Part(**one[PART])
-        assert part is not None
-        yield name, model_from_contents(contents, one["model"]).placed(memory.kernels.device), part
+        model = model_from_contents(contents, one["model"]).placed(memory.kernels.device)
+        yield name, model, Part(**one[PART])
 
 
 @step("tally", over_rows=True, counts=COUNTS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import RLock
@@ -33,21 +33,17 @@ _NODES = (
     *(ast.keyword, ast.List, ast.operator, ast.unaryop, ast.cmpop),
 )
 _LONGEST = 4000
+_LOCK = RLock()
 
 
-class _OneParser(ContextDecorator):
+@contextmanager
+def _parsing() -> Iterator[None]:
     """Python 3.11 counts how deep an expression is for all threads together, and fails where two parse."""
-
-    lock = RLock()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
+    with _LOCK:
+        yield
 
 
-one_parser = _OneParser()
+one_parser = _parsing()
 
 
 @one_parser

@@ -50,8 +50,7 @@ class Preparation:
 
     def apply(self, features: Array) -> Array:
         """Prepared rows, float64; `features` are left as they are."""
-        origin = self.mean if self.centre is None else self.centre
-        values: Array = np.subtract(features, origin, dtype=np.float64)
+        values: Array = np.subtract(features, self.origin, dtype=np.float64)
         values /= self.scale
         if self.centre is not None:
             rows, columns = np.nonzero(np.isnan(values))

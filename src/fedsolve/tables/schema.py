@@ -7,7 +7,6 @@ itself: no number in it depends on the data that are encoded, so that every site
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -406,7 +405,7 @@ class Schema:
         note = self.to_note() | {"client": None}
         note["columns"] = [column.to_note(elsewhere=True) for column in self.used]
         note["extractor"] = None if self.extractor is None else self.extractor.to_note(elsewhere=True)
-        return hashlib.sha256(container.canonical_json(note).encode()).hexdigest()
+        return container.digest(note, {})
 
     def differences(self, other: Schema) -> list[str]:
         """Differences from `other`, one phrase each; empty if the digests agree."""

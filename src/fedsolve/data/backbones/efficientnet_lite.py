@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from fedsolve.container import file_digest
 from fedsolve.data.address import Address
-from fedsolve.data.backbones.onnx import OnnxBackbone
+from fedsolve.data.backbones.onnx import OnnxBackbone, trace
 from fedsolve.data.backbones.preprocessing import Preprocessing
 from fedsolve.errors import DataError, ModelFileError, explained, require
 
@@ -108,21 +107,7 @@ def export(module: Any, file: Path) -> None:
     """Write `module` as an ONNX file that takes any number of images at once."""
     torch = require("torch", "efficientnet", NAME)
     require("onnx", "efficientnet", f"exporting {NAME}")
-    example = torch.zeros(2, 3, 224, 224)
-    many = {"images": {0: "images"}, "features": {0: "images"}}
-    with warnings.catch_warnings():
-        # The tracing exporter is announced as legacy; the other one needs further packages.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module,
-            (example,),
-            str(file),
-            input_names=["images"],
-            output_names=["features"],
-            dynamic_axes=many,
-            opset_version=17,
-            dynamo=False,
-        )
+    trace(module, torch.zeros(2, 3, 224, 224), str(file), "images", "features", 17)
 
 
 def compare(module: Any, file: Path) -> float:

@@ -6,6 +6,7 @@ The same images in the same batches give the same bits; in other batches they di
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -111,6 +112,26 @@ class OnnxBackbone:
             (output,) = self._session.run([self.output], {self._input: batch.astype(self._type, copy=False)})
         remedy = "Choose another output with output=NAME, or add a global average pooling to the network."
         return checked_features(output, len(batch), f"{self.file.name}, output '{self.output}',", remedy)
+
+
+def trace(module: Any, example: Any, file: Any, taken: str, given: str, opset: int) -> None:
+    """Write a torch module as ONNX to a path or a stream, with these names of its input and its output.
+
+    It takes any number of rows like those of the example.
+    """
+    with warnings.catch_warnings():
+        # The tracing exporter is announced as legacy; the other one needs further packages.
+        warnings.simplefilter("ignore")
+        require("torch", "torch", "exporting a network").onnx.export(
+            module,
+            (example,),
+            file,
+            input_names=[taken],
+            output_names=[given],
+            dynamic_axes={name: {0: taken} for name in (taken, given)},
+            opset_version=opset,
+            dynamo=False,
+        )
 
 
 def weights_digest(file: Path) -> str:
