@@ -58,12 +58,12 @@ class Tracker(Follower):
         """The training is over: complete, interrupted or failed. Scores may still follow."""
 
     def started(self, training: Training) -> None:
-        name = training.name or training.method
         self._step = 0
-        self._safely(lambda: self._begin(name, training))
+        self._safely(lambda: self._begin(training))
 
-    def _begin(self, name: str, training: Training) -> None:
-        there = self.begin(name, identity_of(training), bool(training.history), facts_of(training))
+    def _begin(self, training: Training) -> None:
+        name, identity = training.name or training.method, identity_of(training)
+        there = self.begin(name, identity, bool(training.history), facts_of(training))
         for record in training.history:
             self._step = record.exchange
             if record.exchange not in there:
