@@ -146,10 +146,8 @@ def register_converters() -> None:
     Doubles go in where the pipeline's inputs are DoubleTensorType, and probabilities are then those of
     `predict_proba` to 1e-9; with FloatTensorType, to 1e-5 as far as the steps before keep their digits.
     """
-    from sklearn.base import (  # scikit-learn takes longer to import than all the rest
-        ClassifierMixin,
-        RegressorMixin,
-    )
+    # scikit-learn takes longer to import than all the rest
+    from sklearn.base import ClassifierMixin, RegressorMixin
 
     from fedsolve import estimators
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsolve import version
-from fedsolve.pages.words import capital, duration, size
+from fedsolve.pages.words import capital, duration, percent, size
 
 SILENT = 20.0
 """Seconds without a sign of life after which an unfinished run counts as dead."""
@@ -127,7 +127,7 @@ def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[lis
 
 
 def measure_words(name: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if name.endswith("accuracy") else f"{value:.4g}"
+    return percent(value) if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def spoken(name: str) -> str:
