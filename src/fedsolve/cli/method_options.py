@@ -15,7 +15,6 @@ from fedsolve.cli.options import (
     Command,
     DescribedOption,
     Options,
-    TwoPages,
     config_table,
     option,
     rare,
@@ -180,7 +179,7 @@ class ParameterCommand(Command):
         return titles
 
 
-class MethodCommand(ParameterCommand, TwoPages):
+class MethodCommand(ParameterCommand):
     """A command that trains: parameters of the method it names are options of it, on both help pages."""
 
     every = "Show every option, and the parameters of every method."
