@@ -27,7 +27,7 @@ from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes
 from fedsolve.tables.proposal import propose_for
 from fedsolve.tables.schema import Schema, read_schema
-from fedsolve.tables.table_file import ColumnLayout, Table, TrainOrTest
+from fedsolve.tables.table_file import ColumnLayout, TrainOrTest
 
 if TYPE_CHECKING:
     from fedsolve.network.answering import Answerer, Event
@@ -179,19 +179,15 @@ def site_rows(
             extractor = columns.extractor
             named = dataclasses.replace(extractor, address=portable(extractor.address))
             columns = dataclasses.replace(columns, extractor=named)
-    _introduce(output, name, table, "test" in parts)
-    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
-
-
-def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
     assert table.labels is not None
     count = len(set(table.labels.tolist()))
     numbers = table.labels.dtype.kind in "iuf" and count > FEW_CLASSES
     output.note(
         f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, "
         f"{count} {'different numbers as labels' if numbers else 'classes'}"
-        + (" (the test part stays out)" if held_out else "")
+        + (" (the test part stays out)" if "test" in parts else "")
     )
+    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
 
 
 class Diary:
