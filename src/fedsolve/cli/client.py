@@ -13,7 +13,7 @@ import click
 from fedsolve import registry
 from fedsolve.backends.devices import resolve
 from fedsolve.cli.model_options import DeviceOptions
-from fedsolve.cli.options import Options, TwoPages, command, option, required
+from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Interrupted, LoggedOutput, Output, check_target, write_text
 from fedsolve.cli.run_options import named_classes
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer, proposed, site_rows
@@ -42,7 +42,7 @@ class ClientSiteOptions(DeviceOptions, SiteOptions):
     dry_run: bool = option(False, "Send nothing: say what would be sent and told, and which rows wait.")
 
 
-@command(cls=TwoPages, config=True)
+@command(config=True, every="Show every option.")
 def client(site: ClientSiteOptions, rows: SiteDataOptions, output: LoggedOutput) -> None:
     """Take part in a federation with the data of this site.
 

@@ -95,8 +95,7 @@ def demo(options: DemoOptions, output: Output) -> None:
     page.print("Try next", style="bold")
     for line in _NEXT:
         page.print(f"  {line}", markup=False, soft_wrap=True)
-    if output.as_json:
-        output.result(document)
+    output.result(document)
 
 
 def _introduce(page: Console, rows: ExperimentRows, counts: Array, alpha: float) -> None:

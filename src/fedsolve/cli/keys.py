@@ -15,7 +15,6 @@ from fedsolve.cli.output import Output, fact_grid, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, Site, require_ciphers
 
-_FILES = "The files"
 _SERVER = "The server"
 
 
@@ -29,7 +28,7 @@ def keys() -> None:
 
 
 class KeyFolderOptions(Options):
-    title = _FILES
+    title = "The files"
     keys: str | None = option(None, "Folder made by 'fedsolve keys'.", "DIR", none="FEDSOLVE_KEYS, else keys")
 
     @property
@@ -192,11 +191,8 @@ def roster(options: RosterOptions, output: Output) -> None:
     for file in options.files:
         held.roster.add(file)
     sites = list(held.roster.sites().values())
-
-    def show(page: Console) -> None:
-        page.print(_sites_table("known site", sites) if sites else "No other site is known yet.")
-
-    output.result({"roster": held.roster.path, "sites": _listed(sites)}, show)
+    told = _sites_table("known site", sites) if sites else "No other site is known yet."
+    output.result({"roster": held.roster.path, "sites": _listed(sites)}, lambda page: page.print(told))
 
 
 @command("list", group=keys)

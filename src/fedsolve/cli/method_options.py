@@ -15,7 +15,6 @@ from fedsolve.cli.options import (
     Command,
     DescribedOption,
     Options,
-    TwoPages,
     config_table,
     option,
     rare,
@@ -142,15 +141,16 @@ def all_groups() -> dict[str, list[Description]]:
     return {title: each for title, each in titles.items() if each}
 
 
-def parameter_options(title: str, descriptions: Iterable[Description]) -> list[DescribedOption]:
-    """Options of one group of the help page; the same long list of words is written out once."""
-    made: list[DescribedOption] = []
+def help_records(ctx: click.Context, descriptions: Iterable[Description]) -> list[tuple[str, str]]:
+    """One group of the help page; the same long list of words is written out once."""
+    records: list[tuple[str, str]] = []
     listed: set[tuple[Any, ...]] = set()
     for each in descriptions:
         name, is_listed = f"{PREFIX}{each.name}", each.choices not in listed
-        made.append(DescribedOption(each, title, listed=is_listed, name=name, default=None))
+        option = DescribedOption(each, "", listed=is_listed, name=name, default=None)
+        records += filter(None, [option.get_help_record(ctx)])
         listed.add(each.choices)
-    return made
+    return records
 
 
 class ParameterCommand(Command):
@@ -174,13 +174,12 @@ class ParameterCommand(Command):
         titles = super().help_groups(ctx)
         for title, descriptions in groups(ctx.meta[METHOD]).items():
             shown = [each for each in descriptions if each.option not in self.besides]
-            records = [each.get_help_record(ctx) for each in parameter_options(title, shown)]
-            if records:
-                titles.setdefault(title, []).extend(record for record in records if record is not None)
+            if shown:
+                titles.setdefault(title, []).extend(help_records(ctx, shown))
         return titles
 
 
-class MethodCommand(ParameterCommand, TwoPages):
+class MethodCommand(ParameterCommand):
     """A command that trains: parameters of the method it names are options of it, on both help pages."""
 
     every = "Show every option, and the parameters of every method."
@@ -227,8 +226,7 @@ class MethodCommand(ParameterCommand, TwoPages):
         titles = super().help_groups(ctx)
         if ALL in ctx.meta:
             for title, descriptions in all_groups().items():
-                records = (each.get_help_record(ctx) for each in parameter_options(title, descriptions))
-                titles.setdefault(title, [record for record in records if record is not None])
+                titles.setdefault(title, help_records(ctx, descriptions))
         return titles
 
     def _explained(self, problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from fedsolve.cli.method_options import all_groups, is_gradient, method_keys
 from fedsolve.cli.options import Options, command, option
 from fedsolve.cli.output import Output, fact_grid
 from fedsolve.errors import DataError
-from fedsolve.experiments.algorithms import EXTRA
+from fedsolve.experiments.algorithms import EXTRA, lacking
 from fedsolve.parameters import Description
 
 _HEAD = """# Parameters
@@ -85,7 +84,7 @@ def described(key: str) -> dict[str, Any]:
         "feedback_alignment": takes_feedback,
         "keeps_state": gradient and method.keeps_state,
         "needs": [EXTRA] if gradient else [],
-        "available": not gradient or importlib.util.find_spec("torch") is not None,
+        "available": lacking(key) is None,
     }
 
 

@@ -91,13 +91,15 @@ class Explained(click.Command):
 class Command(Explained):
     """A command with examples before its options, and its options in groups.
 
-    every: what --help-all promises, of a command with a second page that shows more; "" where one shows all.
+    every: what --help-all promises, of a command with two help pages: --help shows what is used most,
+           --help-all all, with details. "" where one page shows all.
     """
 
     every = ""
 
-    def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
+    def __init__(self, *args: Any, config: bool = False, every: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.every = every or self.every
         if config:
             told = "TOML file with a table of this command's options, such as [server] or [client]."
             reading: dict[str, Any] = {"is_eager": True, "callback": _read_config, "metavar": "FILE"}
@@ -136,12 +138,6 @@ class Command(Explained):
         for title in sorted(groups, key=lambda title: title == LAST):
             with formatter.section(title):
                 formatter.write_dl(groups[title], col_max=34)
-
-
-class TwoPages(Command):
-    """A command with two help pages: --help shows what is used most, --help-all all, with details."""
-
-    every = "Show every option."
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:

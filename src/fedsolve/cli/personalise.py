@@ -52,14 +52,19 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
     if model.classes is None:
         raise DataError(f"{options.model} is a regression model; this command is for classifiers.")
     reader = options.reading_for(model, options.data, reading).reader(output)
-    participant_name, states = _site(options)
-    part = options.part
+    name, states, part = options.name, None, options.part
+    if options.state is None:
+        name = name or "a site that joins"
+    elif name is None:
+        raise click.UsageError("--state holds what a site kept under its name; give --name too")
+    elif not (states := Path(options.state) / "states").is_dir():
+        raise DataError(f"{options.state} is no state folder of 'fedsolve client': it holds no states.")
     if part is None and "train" in reader.parts(options.data):
         part = "train"
     rows = reader.rows(options.data, part, classes=model.classes, width=model.features, schema=model.schema)
     assert rows.labels is not None
     participant = Participant(
-        participant_name, ClientData(rows.features, rows.labels, schema=model.schema), states=states
+        name, ClientData(rows.features, rows.labels, schema=model.schema), states=states
     )
     own = participant.personalise(model)
     if options.growing and not isinstance(own, PersonalModel):
@@ -86,14 +91,3 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
         ("model", f"{options.out} (for this site only)"),
     ]
     output.result(document, lines)
-
-
-def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
-    if options.state is None:
-        return options.name or "a site that joins", None
-    if options.name is None:
-        raise click.UsageError("--state holds what a site kept under its name; give --name too")
-    states = Path(options.state) / "states"
-    if not states.is_dir():
-        raise DataError(f"{options.state} is no state folder of 'fedsolve client': it holds no states.")
-    return options.name, states

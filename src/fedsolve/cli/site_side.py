@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,11 @@ from fedsolve.labels import FEW_CLASSES
 from fedsolve.pages.words import megabytes
 from fedsolve.tables.proposal import propose_for
 from fedsolve.tables.schema import Schema, read_schema
-from fedsolve.tables.table_file import ColumnLayout, Table, TrainOrTest
+from fedsolve.tables.table_file import ColumnLayout, TrainOrTest
 
 if TYPE_CHECKING:
-    from fedsolve.federation.participant import Participant
     from fedsolve.network.answering import Answerer, Event
     from fedsolve.network.proposing import Proposing
-    from fedsolve.privacy.ledger import Ledger
     from fedsolve.privacy.policy import SitePolicy
     from fedsolve.privacy.secure_client import Sent
 
@@ -96,7 +95,15 @@ def answerer(
     guarding = PolicyGuard(policy, budget)
     attend, guard = None, guarding.check_and_pay
     if not site.plain:
-        attend, guard = _secure_side(site, policy, ledger, output.note, diary.sent), guarding.check
+        from fedsolve.network.security import latest_keys, load_client_key
+        from fedsolve.privacy.primitives import signer, verifier
+        from fedsolve.privacy.secure_client import SecureClient
+
+        keys, guard = site.key_folder, guarding.check
+        sign = signer(load_client_key(keys, site.name))
+        verify = verifier(latest_keys(keys, site.name, output.note))
+        own: dict[str, Any] = {"policy": policy, "ledger": ledger, "tell": diary.sent}
+        attend = partial(SecureClient, sign=sign, verify=verify, **own)
     if budget.limited or budget.spent:
         output.note(f"{budget.said()}.")
 
@@ -146,27 +153,6 @@ def naming_ways(data: str) -> Iterator[None]:
         ) from problem
 
 
-def _secure_side(
-    site: SiteOptions,
-    policy: SitePolicy,
-    ledger: Ledger,
-    note: Callable[[str], None],
-    tell: Callable[[Sent], None],
-) -> Callable[[Participant], None]:
-    """What lets a participant take part in secure sums, with this site's key and roster."""
-    from fedsolve.network.security import latest_keys, load_client_key
-    from fedsolve.privacy.primitives import signer, verifier
-    from fedsolve.privacy.secure_client import SecureClient
-
-    sign = signer(load_client_key(site.key_folder, site.name))
-    verify = verifier(latest_keys(site.key_folder, site.name, note))
-
-    def attend(participant: Participant) -> None:
-        SecureClient(participant, sign, verify, policy=policy, ledger=ledger, tell=tell)
-
-    return attend
-
-
 def site_rows(
     name: str, options: SiteDataOptions, output: Output, schema: Schema | None = None
 ) -> tuple[ClientData, Schema | None]:
@@ -187,28 +173,21 @@ def site_rows(
     else:
         with naming_ways(options.data):
             table = reader.rows(options.data, "train" if parts else None)
-        columns = _shown(table.schema)
-    _introduce(output, name, table, "test" in parts)
-    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
-
-
-def _shown(columns: Schema | None) -> Schema | None:
-    """What is sent about rows: not where this site keeps the files of a backbone."""
-    if columns is None or columns.extractor is None:
-        return columns
-    named = dataclasses.replace(columns.extractor, address=portable(columns.extractor.address))
-    return dataclasses.replace(columns, extractor=named)
-
-
-def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
+        columns = table.schema
+        if columns is not None and columns.extractor is not None:
+            # Where this site keeps the files of a backbone is not sent.
+            extractor = columns.extractor
+            named = dataclasses.replace(extractor, address=portable(extractor.address))
+            columns = dataclasses.replace(columns, extractor=named)
     assert table.labels is not None
     count = len(set(table.labels.tolist()))
     numbers = table.labels.dtype.kind in "iuf" and count > FEW_CLASSES
     output.note(
         f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, "
         f"{count} {'different numbers as labels' if numbers else 'classes'}"
-        + (" (the test part stays out)" if held_out else "")
+        + (" (the test part stays out)" if "test" in parts else "")
     )
+    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
 
 
 class Diary:

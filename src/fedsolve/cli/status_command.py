@@ -21,7 +21,6 @@ from fedsolve.cli.watched import STATUS
 from fedsolve.errors import CohortError, ModelFileError, explained
 from fedsolve.pages.words import harmless
 from fedsolve.watching import phrases
-from fedsolve.watching.phrases import read_document, silent
 
 _ENDED = ("complete", "stopped")
 _LAST = 8
@@ -55,7 +54,7 @@ def status(options: StatusOptions, output: Output) -> int:
     if following:
         document = _follow(options.where, document, options.every)
     output.result(document, lambda page: None if following else page.print(drawn(document)))
-    return 3 if silent(document) is not None else 0
+    return 3 if phrases.silent(document) is not None else 0
 
 
 def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def _look(where: str) -> dict[str, Any]:
         path = Path(where) / STATUS if Path(where).is_dir() else Path(where)
         remedy = "Name the state folder of a server on this machine, or the port of a page."
         with explained(f"{path} has no status of a run", remedy, ModelFileError, (OSError, ValueError)):
-            return read_document(path.read_bytes())
+            return phrases.read_document(path.read_bytes())
     import http.client
 
     port = int(where)
@@ -98,7 +97,7 @@ def _look(where: str) -> dict[str, Any]:
         data = answer.read(_LARGEST)
         if answer.status != 200:
             raise ValueError(f"it answered {answer.status}")
-        return read_document(data)
+        return phrases.read_document(data)
 
 
 def drawn(document: Mapping[str, Any]) -> RenderableType:
@@ -115,16 +114,14 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     if doing := phrases.doing(document):
         first.append(f" ({harmless(doing)})", style="dim")
     yield first
-    cells = document["cells"]
-    done, total = (
-        (document["done"], document["exchanges"]) if cells is None else (cells["done"], cells["total"])
-    )
+    done, total = phrases.extent(document)
     if total:
         bar = Table.grid()
         bar.add_row(ProgressBar(total=total, completed=done, width=40))
         yield bar
     for text in phrases.warnings(document):
         yield Text(harmless(text), style="yellow")
+    cells = document["cells"]
     running = cells is not None and phase == "running"
     now = [("now", f"{cells['now']} {cells['remark']}")] if running else []
     yield fact_grid([*phrases.tiles(document), *now])

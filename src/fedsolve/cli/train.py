@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -29,7 +29,7 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.row_reader import is_address, spooled
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.card import held_out_card, traffic, training_card
-from fedsolve.federation.engine import Follow, Followers, Spec, hears
+from fedsolve.federation.engine import Federation, Follow, Followers, Spec, hears
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.federation.recipe import Recipe
@@ -45,13 +45,6 @@ from fedsolve.scoring.evaluation import doubts_about, evaluate, held_out_accurac
 from fedsolve.tables.proposal import propose_for, summary
 from fedsolve.tables.schema import Schema, read_schema, write_schema
 from fedsolve.tables.table_file import Table
-
-if TYPE_CHECKING:
-    from fedsolve.cluster.ray_federation import RayFederation
-    from fedsolve.privacy.secure import SecureFederation
-
-    Engine = LocalFederation | SecureFederation | RayFederation
-
 
 _TELLING = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
 """The settings that tell candidates apart."""
@@ -176,8 +169,7 @@ def _train(
         described = read_schema(options.schema)
     split = clients.division(files, described)
     method = options.chosen(output)
-    if options.checkpoint is not None or options.resume:
-        options.check_checkpoint(output)
+    options.check_checkpoint(output)
     if isinstance(method, GradientMethod):
         pixel_form.check_torch(method.network, f"method '{method.key}'")
         method, backbone = pixel_form.for_training(
@@ -195,7 +187,7 @@ def _train(
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
-    followers = options.followers() if options.tracker else []
+    followers = options.followers()
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
     tables = reading.header and not any(is_address(one) or one.lower().endswith(".npz") for one in files)
@@ -259,9 +251,7 @@ def _train(
     whole = Recipe(method, described, class_weight=options.class_weight, calibrate=calibrate)
     title = f"{method.key} on {named}"
     watching_page = watched_page(title, output) if options.watch else nullcontext()
-    elsewhere = options.secure or on_ray
-    engines = _engine(federation, options, device) if elsewhere else nullcontext(federation)
-    with watching_page as page, engines as engine:
+    with watching_page as page, _engine(federation, options, device) as engine:
         started = time.perf_counter()
         followers += [] if page is None else [page]
         try:
@@ -333,12 +323,14 @@ def _check_personal(folder: str, method: Method[Any]) -> None:
 
 def _engine(
     federation: LocalFederation, options: TrainOptions, device: str
-) -> AbstractContextManager[Engine]:
-    """What carries the requests instead: secure sums within this process, or workers in Ray."""
+) -> AbstractContextManager[Federation]:
+    """What carries the requests: threads or secure sums within this process, or workers in Ray."""
     if options.secure:
         from fedsolve.privacy.secure import SecureFederation
 
         return nullcontext(SecureFederation(federation))
+    if options.engine == "local":
+        return nullcontext(federation)
     from fedsolve.cluster.ray_federation import RayFederation
 
     return RayFederation.of(federation, workers=options.workers, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -39,20 +39,15 @@ def watched_run(folder: Path, title: str, sites: int, port: int | None, output: 
     """A board of a server's run, in a file of its folder, and on a page if a port is given."""
     from fedsolve.watching.loopback import StatusServer
 
-    board = Board("server", title, path=folder / STATUS, sites=sites)
-    server = None
-    try:
-        if port is not None:
-            server = StatusServer(board.document, port)
-            output.note(f"progress: {server.address}", address=server.address)
-        yield board
-    except BaseException as problem:
-        board.stopped(problem)
-        raise
-    finally:
-        if server is not None:
-            server.close()
-        board.close()
+    with Board("server", title, path=folder / STATUS, sites=sites) as board, ExitStack() as shown:
+        try:
+            if port is not None:
+                server = shown.enter_context(StatusServer(board.document, port))
+                output.note(f"progress: {server.address}", address=server.address)
+            yield board
+        except BaseException as problem:
+            board.stopped(problem)
+            raise
 
 
 @contextmanager

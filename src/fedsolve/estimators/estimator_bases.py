@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
@@ -35,8 +35,6 @@ from fedsolve.model import Model
 from fedsolve.tables.schema import Schema
 
 REAL = (np.float64, np.float32)
-
-M = TypeVar("M", bound=Model)
 
 
 class MovedRows(ClientData):
@@ -77,7 +75,7 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _train(self, features: Array, targets: Array, weights: Array | None) -> None:
         recipe = Recipe(self._method(features, targets), calibrate=self.calibrate, biases=False)
         rows = ClientData(features, targets, weights=weights)
-        self.model_ = self._knowing_columns(recipe.fit(self._silo(rows)))
+        self._keep(recipe.fit(self._silo(rows)))
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, first: bool = True
@@ -121,11 +119,11 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             ) from problem
         return features
 
-    def _knowing_columns(self, model: M) -> M:
-        """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
+    def _keep(self, model: Model) -> None:
+        """Keep the model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
         found = Schema.of_numbers(getattr(self, "feature_names_in_", ()), model.classes)
         model.schema = found or model.schema
-        return model
+        self.model_ = model
 
     def _method(self, features: Array, labels: Array) -> Method[Any]:
         """What learns from these rows."""
@@ -343,7 +341,8 @@ class LinearSilo(SiloEstimator):
         model.classes = spec.classes
         if origin is not None:
             model.intercept = model.intercept - origin @ model.weight
-        self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
+        self._total, self._origin = total, origin
+        self._keep(model)
         return silo
 
 

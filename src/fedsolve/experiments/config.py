@@ -98,9 +98,13 @@ class TableSpec:
     baseline: str | None = None  # method to test against, whose seconds are 1 in `relative_seconds`
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        return self.rows + self.columns
+
+    @property
     def by_stage(self) -> bool:
         """Whether it tells how often each stage of a network was chosen for feedback alignment."""
-        return "stage" in self.rows + self.columns
+        return "stage" in self.axes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedsolve.experiments.observations import (
     varied,
 )
 from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.pages.words import counted, listed, unbroken
+from fedsolve.pages.words import capital, counted, listed, unbroken
 
 MOST_LISTED = 4
 """Methods that one sentence lists; nobody would read more."""
@@ -141,7 +141,7 @@ def _partitions(items: Sequence[Observation]) -> Iterator[str]:
     alike = f"{listed(same)} {verb} the same test rows correctly on all {count} partitions" if same else ""
     moves = f"the partition moves {listed(moved[:MOST_LISTED])}" if moved else ""
     text = "; ".join(filter(None, (alike, moves)))
-    yield f"{text[0].upper() if not same else text[0]}{text[1:]}."
+    yield f"{text if same else capital(text)}."
 
 
 def _best(items: Sequence[Observation]) -> Iterator[str]:

@@ -158,10 +158,8 @@ def _facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         test = f" and {data['test_rows']:,} test" if data.get("test_rows") else ""
         backbone = f", backbone {data['backbone']}" if data.get("backbone") else ""
         size = f"{data['rows']:,} training{test} rows, {data['features']:,} features"
-        yield (
-            "Data",
-            f"{name}: {size}, {data['classes']:,} classes{backbone}; contents {data['key'][:16]}",
-        )
+        size += f", {data['classes']:,} classes"
+        yield "Data", f"{name}: {size}{backbone}; contents {data['key'][:16]}"
     for versions in distinct(", ".join(f"{n} {v}" for n, v in cell["versions"].items()) for cell in cells):
         yield "Versions", versions
     for machine in distinct(_machine(cell["machine"]) for cell in cells):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedsolve.experiments.config import TableSpec
@@ -162,29 +162,20 @@ def tables_of(run: RunFolder) -> list[ResultTable]:
     return [table for table in tables if table.rows]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return self.rows + self.columns
-
-    def place(self, axes: Sequence[str], item: Observation, metric: str) -> Place:
-        """Where an observation stands; a method goes with its depth unless depth is an axis of its own."""
-        values: list[Any] = []
-        for axis in axes:
-            if axis == "metric":
-                values.append(metric)
-            elif axis == "method" and "depth" not in self.axes:
-                values.append((item.method, item.depth))
-            else:
-                values.append(item.coordinates.get(axis))
-        return tuple(values)
+def _place(layout: TableSpec, axes: Sequence[str], item: Observation, metric: str) -> Place:
+    """Where an observation stands; a method goes with its depth unless depth is an axis of its own."""
+    values: list[Any] = []
+    for axis in axes:
+        if axis == "metric":
+            values.append(metric)
+        elif axis == "method" and "depth" not in layout.axes:
+            values.append((item.method, item.depth))
+        else:
+            values.append(item.coordinates.get(axis))
+    return tuple(values)
 
 
-def _layout(spec: TableSpec, items: Sequence[Observation]) -> _Layout:
+def _layout(spec: TableSpec, items: Sequence[Observation]) -> TableSpec:
     """The experiment's axes; what else varies is added to the rows, so that no two models share a place."""
     grid = dict.fromkeys(name for one in items for name, _ in one.grid)
     rows, columns = spec.rows, spec.columns
@@ -194,11 +185,13 @@ def _layout(spec: TableSpec, items: Sequence[Observation]) -> _Layout:
         free = [axis for axis in ("partition", *grid, "noise", "dataset") if axis not in rows]
         varied = [axis for axis in free if len({_key(one.coordinates.get(axis)) for one in items}) > 1]
         columns = tuple(varied[:1]) or ("metric",)
-    layout = _Layout(rows or ("method",), columns)
+    layout = replace(spec, rows=rows or ("method",), columns=columns)
     for axis in ("dataset", "backbone", "partition", "method", *grid, "noise", "depth"):
-        found = {(_key(layout.place(layout.axes, one, "")), _key(one.coordinates.get(axis))) for one in items}
+        found = {
+            (_key(_place(layout, layout.axes, one, "")), _key(one.coordinates.get(axis))) for one in items
+        }
         if axis not in layout.axes and len(found) > len({place for place, _ in found}):
-            layout = _Layout((*layout.rows, axis), layout.columns)
+            layout = replace(layout, rows=(*layout.rows, axis))
     return layout
 
 
@@ -218,7 +211,7 @@ def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
 
 
 def _table(
-    run: RunFolder, items: Sequence[Observation], layout: _Layout, metrics: tuple[str, ...], named: str
+    run: RunFolder, items: Sequence[Observation], layout: TableSpec, metrics: tuple[str, ...], named: str
 ) -> ResultTable:
     cells: dict[tuple[Place, Place], list[Observation]] = {}
     rows: dict[Place, Place] = {}
@@ -226,7 +219,7 @@ def _table(
     shown: dict[tuple[Place, Place], str] = {}
     for metric in metrics:
         for one in items:
-            row, column = (layout.place(axes, one, metric) for axes in (layout.rows, layout.columns))
+            row, column = (_place(layout, axes, one, metric) for axes in (layout.rows, layout.columns))
             key = _key(row), _key(column)
             rows.setdefault(key[0], row)
             columns.setdefault(key[1], column)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedsolve import container
-from fedsolve.container import locked
 from fedsolve.experiments.algorithms import lacking
 from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.config import ENGINES, Cell, Experiment
@@ -75,7 +74,7 @@ def run_experiment(
     tally = summary or Summary(folder, len(cells))
     tally.folder, tally.total = folder, len(cells)
     started = time.perf_counter()
-    with locked(folder / ".lock", f"the experiment in {folder} is being run"):
+    with container.locked(folder / ".lock", f"the experiment in {folder} is being run"):
         container.write_atomically(folder / TEXT, experiment.text.encode())
         container.write_atomically(
             folder / OPTIONS, container.canonical_json({"backbone": backbone}).encode()

@@ -12,7 +12,6 @@ from scipy.special import expit
 
 from fedsolve import container
 from fedsolve.calibration import Calibration, LabelCalibration
-from fedsolve.container import canonical_json
 from fedsolve.errors import DataError, require
 from fedsolve.export.families import estimates, scores
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph, Value
@@ -56,7 +55,7 @@ def write_onnx(
     model.check_finite()
     graph = OnnxGraph(precision)
     _answers(graph, model, scores_of(graph, model, raw_rows(graph, model, images)))
-    proto = graph.model({CARD: canonical_json(card(model))}, repr(model), __version__)
+    proto = graph.model({CARD: container.canonical_json(card(model))}, repr(model), __version__)
     if proto.ByteSize() > _MOST_BYTES:
         raise DataError(
             f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and an ONNX file at most 2 GB. Export it with "
@@ -147,10 +146,8 @@ def register_converters() -> None:
     Doubles go in where the pipeline's inputs are DoubleTensorType, and probabilities are then those of
     `predict_proba` to 1e-9; with FloatTensorType, to 1e-5 as far as the steps before keep their digits.
     """
-    from sklearn.base import (  # scikit-learn takes longer to import than all the rest
-        ClassifierMixin,
-        RegressorMixin,
-    )
+    # scikit-learn takes longer to import than all the rest
+    from sklearn.base import ClassifierMixin, RegressorMixin
 
     from fedsolve import estimators
 

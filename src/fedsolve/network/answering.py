@@ -107,7 +107,7 @@ class Answerer:
     states: Path | None = None
     rows: Path | None = None
     device: str = "cpu"
-    attend: Callable[[Participant], None] | None = None
+    attend: Callable[[Participant], object] | None = None
     guard: Guarding | None = None
     show: Callable[[Event], None] | None = None
 

@@ -58,12 +58,17 @@ class Tracker(Follower):
         """The training is over: complete, interrupted or failed. Scores may still follow."""
 
     def started(self, training: Training) -> None:
-        name = training.name or training.method
         self._step = 0
-        self._safely(lambda: self._begin(name, training))
+        self._safely(lambda: self._begin(training))
 
-    def _begin(self, name: str, training: Training) -> None:
-        there = self.begin(name, identity_of(training), bool(training.history), facts_of(training))
+    def _begin(self, training: Training) -> None:
+        # What identifies a training when it is started again: its cell, or its checkpoint.
+        known = training.about.get("cell")
+        if known is None and training.checkpoint is not None:
+            known = os.path.abspath(training.checkpoint)
+        identity = None if known is None else hashlib.sha256(str(known).encode()).hexdigest()[:16]
+        name = training.name or training.method
+        there = self.begin(name, identity, bool(training.history), facts_of(training))
         for record in training.history:
             self._step = record.exchange
             if record.exchange not in there:
@@ -135,11 +140,3 @@ def facts_of(training: Training) -> dict[str, str]:
         "fedsolve": __version__,
     }
     return {name: str(value) for name, value in facts.items()}
-
-
-def identity_of(training: Training) -> str | None:
-    """What identifies a training when it is started again: its cell, or its checkpoint."""
-    known = training.about.get("cell")
-    if known is None and training.checkpoint is not None:
-        known = os.path.abspath(training.checkpoint)
-    return None if known is None else hashlib.sha256(str(known).encode()).hexdigest()[:16]

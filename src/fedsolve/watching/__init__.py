@@ -4,5 +4,3 @@ board      the state of a run at this moment, by following it (`federation.engin
 phrases    the document read again, and in words, for page and terminal
 loopback   the same as one HTML page, as Prometheus' metrics and JSON, served to this machine alone
 """
-
-from __future__ import annotations

@@ -259,8 +259,7 @@ class Board(Follower):
                 self._write(document)
 
     def _write(self, document: dict[str, Any] | None = None) -> None:
-        if self._path is None:
-            return
+        assert self._path is not None
         text = container.canonical_json(document or self.document())
         with suppress(FedsolveError, OSError):
             container.write_atomically(self._path, text.encode(), durable=False, private=True)

@@ -21,7 +21,7 @@ from fedsolve.errors import CohortError, FedsolveError, explained, require
 from fedsolve.pages.templates import content_policy, render
 from fedsolve.watching import phrases
 from fedsolve.watching.board import Board, What
-from fedsolve.watching.phrases import PHASES, measure_words, spoken
+from fedsolve.watching.phrases import measure_words, spoken
 
 PORT = 9093
 """The default port of the page, if it is free."""
@@ -33,12 +33,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 312, 20, 110  # of a curve, in a drawing of 32
 
 
 def html_status(document: Mapping[str, Any]) -> str:
-    cells, phase = document["cells"], document["phase"]
     heading = document["title"] or document["method"] or "fedsolve"
     eyebrow = [f"fedsolve {document['fedsolve']}", document["what"]]
     if document["secure"] is not None:
         eyebrow.append("secure sums" if document["secure"] else "plain sums")
     heads, rows = phrases.exchanges(document["recent"])
+    finished = document["finished_cells"][: -_LAST - 1 : -1]
     return render(
         "status.html",
         kind="status",
@@ -46,23 +46,12 @@ def html_status(document: Mapping[str, Any]) -> str:
         title=f"{phrases.headline(document)} · {heading}",
         heading=heading,
         eyebrow=[*eyebrow, f"since {phrases.clock(document['started'])}"],
-        phase=phase,
-        phase_words=phrases.PHASES[phase],
-        headline=phrases.headline(document),
-        doing=phrases.doing(document),
-        done=document["done"] if cells is None else cells["done"],
-        total=document["exchanges"] if cells is None else cells["total"],
-        warnings=list(phrases.warnings(document)),
-        tiles=list(phrases.tiles(document)),
-        sites=[{**site, "words": phrases.site_words(site)} for site in document["sites"]],
-        cells=cells,
-        finished=[
-            (cell["name"], _scores(cell["scores"])) for cell in document["finished_cells"][: -_LAST - 1 : -1]
-        ],
+        document=document,
+        phrases=phrases,
+        finished=[(cell["name"], _scores(cell["scores"])) for cell in finished],
         curves=list(_curves(document)),
         exchange_heads=[(head, _CLASSES.get(head, "number")) for head in heads],
         exchanges=rows[::-1],
-        notes=[(phrases.clock(at), text) for at, text in reversed(document["notes"])],
     )
 
 
@@ -128,7 +117,7 @@ def _families(document: Mapping[str, Any]) -> Iterator[Any]:
     info = GaugeMetricFamily("fedsolve_info", "What is run.", labels=["what", "method", "title", "version"])
     info.add_metric([str(document[name]) for name in ("what", "method", "title", "fedsolve")], 1)
     yield info
-    phases = {phase: document["phase"] == phase for phase in PHASES}
+    phases = {phase: document["phase"] == phase for phase in phrases.PHASES}
     yield from gauge("phase", "1 for the phase that the run is in.", phases, "phase")
     started = "When this process began, in seconds since the epoch."
     yield from gauge("start_time_seconds", started, document["started"])

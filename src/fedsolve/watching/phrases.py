@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsolve import version
-from fedsolve.pages.words import duration, size
+from fedsolve.pages.words import capital, duration, percent, size
 
 SILENT = 20.0
 """Seconds without a sign of life after which an unfinished run counts as dead."""
@@ -47,6 +47,12 @@ def headline(document: Mapping[str, Any]) -> str:
     if phase == "running" and document["exchanges"]:
         return f"exchange {document['exchange']} of {document['exchanges']}"
     return PHASES[phase]
+
+
+def extent(document: Mapping[str, Any]) -> tuple[int, int]:
+    """How many exchanges, or cells of an experiment, are done, and of how many."""
+    cells = document["cells"]
+    return (document["done"], document["exchanges"]) if cells is None else (cells["done"], cells["total"])
 
 
 def doing(document: Mapping[str, Any]) -> str:
@@ -94,8 +100,8 @@ def tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield spoken(name), measure_words(name, value)
 
 
-def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[str]:
-    if (age := silent(document, now)) is not None:
+def warnings(document: Mapping[str, Any]) -> Iterator[str]:
+    if (age := silent(document)) is not None:
         yield (
             f"No sign of life for {duration(age)}: the process that wrote this ({document['process']}) has "
             "ended, or its disk is full. Start it again with the same command to continue."
@@ -104,7 +110,7 @@ def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[
         yield f"Stopped: {document['why']}"
     for one in document["certificates"]:
         if text := one["announced"]:
-            yield text[0].upper() + text[1:]
+            yield capital(text)
 
 
 def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -121,7 +127,7 @@ def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[lis
 
 
 def measure_words(name: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if name.endswith("accuracy") else f"{value:.4g}"
+    return percent(value) if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def spoken(name: str) -> str:
