@@ -187,7 +187,7 @@ def _train(
         what = "--secure" if options.secure else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local")
 
-    followers = options.followers()
+    followers = options.followers() if options.tracker else []
     reader = reading.reader(output, clients.client)
     public = method.preparation == "public"
     tables = reading.header and not any(is_address(one) or one.lower().endswith(".npz") for one in files)
