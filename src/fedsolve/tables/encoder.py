@@ -93,7 +93,8 @@ def encode(
         for column in schema.used:
             write = writers.get(column.kind, encoder.write_numbers)
             out = features[first : first + rows, place : place + column.width]
-            write(column, block[column.name], out, first)
+            with naming(f"column '{column.name}'"):
+                write(column, block[column.name], out, first)
             place += column.width
         first += rows
     if faults is None and encoder.faults.found:
@@ -166,8 +167,10 @@ class Faults:
             if column.kind == "date":
                 iso = "in ISO 8601 (2024-01-31)"
                 how = f"not a date {iso if column.format is None else f'of the format {column.format}'}"
-            elif number(str(value)) is not None and "_" not in str(value):
+            elif (read := number(str(value))) is not None and math.isinf(read) and "_" not in str(value):
                 how = "infinite"
+            elif read is not None and "%" in column.signs:
+                how = "without the % that all others have"
             else:
                 how = "not a number"
                 self._remedies.add(self.remedy(str(value)))
@@ -266,8 +269,7 @@ class _Encoder:
         if column.backbone is not None:
             from fedsolve.data.text_rows import text_features
 
-            with naming(f"column '{column.name}'"):
-                rows[there] = text_features([texts[row] for row in there], column.backbone)
+            rows[there] = text_features([texts[row] for row in there], column.backbone)
         else:
             for row in there:
                 for word in _WORDS.findall(unicodedata.normalize("NFKC", texts[row]).casefold()):
@@ -319,6 +321,8 @@ def _direct(column: Column, cells: Any) -> Array | None:
 def coded_cells(cells: Any) -> tuple[Array, list[Any]]:
     """The cells as positions in a list of distinct values, -1 where null; and that list."""
     if hasattr(cells, "null_count"):
+        if getattr(cells.type, "num_fields", 0):
+            raise DataError(f"cells must be numbers, text or times; these are {cells.type}.")
         if not hasattr(cells, "indices"):
             cells = cells.dictionary_encode()
         codes = np.asarray(cells.indices.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.intp)
@@ -370,7 +374,7 @@ def _reader(column: Column) -> Callable[[Any], float]:
         if not isinstance(text, str):
             try:
                 return math.inf if dates else float(text)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return math.inf
         if text.strip() in absent:
             return math.nan

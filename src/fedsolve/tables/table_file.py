@@ -16,7 +16,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from fedsolve.errors import (
 )
 from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
-from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
+from fedsolve.tables.encoder import MISSING, Faults, category_text, encode, is_null
 from fedsolve.tables.schema import Column, Schema
 
 TrainOrTest = Literal["train", "test"]
@@ -264,10 +264,16 @@ class TableFile:
         that are wanted as the file spells them. rows: how many at most. typed: else numbers are text too, and
         lines of a csv with more or fewer cells than the first are left out instead of refused.
         """
+        import pyarrow as arrow
+
         if not self.is_csv:
             with sound_parquet(self.path):
-                return self._parquet.read(columns=list(wanted)).select(list(wanted)).slice(0, rows)
-        import pyarrow as arrow
+                table = self._parquet.read(columns=list(wanted)).select(list(wanted)).slice(0, rows)
+            for at, column in enumerate(table.schema):  # text that the writer did not mark as such
+                if arrow.types.is_binary(column.type):
+                    with suppress(arrow.ArrowInvalid):
+                        table = table.set_column(at, column.name, table.column(at).cast(arrow.string()))
+            return table
         from pyarrow import csv as arrow_csv
 
         source, dialect, kept = self._source, self.dialect, set(kept)
@@ -409,7 +415,7 @@ def _file_table(
         flags = {name: _filled(cells, name, described, faults) for name in several}
         for what, column in amounts.items():
             found[what] = encode(Schema((column,)), cells, faults=faults)[:, 0]
-        kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
+        kept = {name: _as_it_is(cells.column(name).to_pylist()) for name in keep}
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
         if weights is not None and np.any(weights < 0):
             too_small = "{}: {:g} is too small; a weight is at least 0"
@@ -469,11 +475,11 @@ def _flags(values: Array, name: str) -> Array:
     return np.array(found)
 
 
-def _as_it_is(values: Array) -> Array:
-    """A column as text, as in the file; null becomes empty text."""
+def _as_it_is(values: Iterable[Any]) -> Array:
+    """A column as text, as in the file; null and NaN become empty text."""
     texts = [
-        value if isinstance(value, str) else "" if value is None else category_text(value)
-        for value in values.tolist()
+        value if isinstance(value, str) else "" if is_null(value) else category_text(value)
+        for value in values
     ]
     return np.array(texts, dtype=object)
 
