@@ -217,6 +217,19 @@ def test_numbers_and_texts_give_the_same_bits(write, monkeypatch):
     np.testing.assert_array_equal(fast[:, 0], [float(value) for value in values])
 
 
+def test_what_is_said_of_missing_labels_fits_labels(tmp_path):
+    """A schema has no rule for them."""
+    (tmp_path / "d.csv").write_text("age,y\n1,a\n2,\n")
+    schema = Schema((Column("age"),), label="y")
+    with pytest.raises(
+        DataError, match=r"\(line 3: it is empty\)\. Fill them in, or leave these rows out\.$"
+    ):
+        read_table(tmp_path / "d.csv", schema)
+    (tmp_path / "d.csv").write_text("age\n1\n")
+    with pytest.raises(DataError, match=r"'y' is missing\. Rename .* 'fedsolve predict' needs none\.$"):
+        read_table(tmp_path / "d.csv", schema)
+
+
 def test_a_number_without_its_percent_sign_is_not_called_infinite(tmp_path):
     (tmp_path / "d.csv").write_text("share,y\n97%,a\n0.97,b\n")
     with pytest.raises(DataError, match=r"line 3: '0\.97' is without the % that all others have"):

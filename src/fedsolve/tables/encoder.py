@@ -147,7 +147,9 @@ class Faults:
     found: dict[str, _Noticed] = field(default_factory=dict, init=False)
     _remedies: set[str] = field(default_factory=set, init=False)
 
-    def empty(self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "") -> None:
+    def empty(
+        self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "", remedy: str | None = None
+    ) -> None:
         """Cells that must not be missing."""
 
         def say(row: int) -> str:
@@ -156,7 +158,7 @@ class Faults:
             shown = "it is empty" if empty else f"{text!r} counts as empty"
             return f"{self.where(row)}: {shown}"
 
-        self.add(name, rows, say, _FILL)
+        self.add(name, rows, say, _FILL if remedy is None else remedy)
 
     def unreadable(self, column: Column, rows: Any, cell: Callable[[int], Any]) -> None:
         """Cells that are no numbers or dates, or infinite."""

@@ -47,6 +47,8 @@ LABEL_NAMES = ("label", "target", "class", "y")
 _BLOCK = 1 << 24
 """Bytes of a csv file that pyarrow reads at once; a line must fit into them."""
 
+_FILL = "Fill them in, or leave these rows out."
+
 _UNEVEN = "Correct or remove them; lines above the names of the columns, too."
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
@@ -453,14 +455,14 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     values = np.asarray(cells.column(name).to_numpy())
     if not described and values.dtype.kind in "iufb":
         if values.dtype.kind == "f" and np.isnan(values).any():
-            faults.empty(name, np.flatnonzero(np.isnan(values)))
+            faults.empty(name, np.flatnonzero(np.isnan(values)), remedy=_FILL)
         return values
     spell = category_text if described else lambda value: str(value).strip()
     known = {value: "" if value is None else spell(value) for value in dict.fromkeys(values.tolist())}
     texts = np.array([known[value] for value in values.tolist()], dtype=str)
     empty = [text for text in known.values() if is_empty(text)]
     if empty:
-        faults.empty(name, np.flatnonzero(np.isin(texts, empty)))
+        faults.empty(name, np.flatnonzero(np.isin(texts, empty)), remedy=_FILL)
     return texts
 
 
