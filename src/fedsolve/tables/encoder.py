@@ -111,7 +111,9 @@ def column_array(values: Any) -> Array:
         if kind.startswith("datetime64"):  # with a time zone pandas would give objects
             values = values.to_numpy(dtype="datetime64[us]")
         elif kind[:1] in "IUF" and hasattr(values, "isna"):  # pandas' numbers that may be missing
-            values = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            long = kind[0] != "F" and bool((values.abs() > 2**53).any())  # float64 would change them
+            kept, gap = (object, None) if long else (np.float64, np.nan)
+            values = values.to_numpy(dtype=kept, na_value=gap)
         else:
             values = values.to_numpy()
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
