@@ -62,7 +62,7 @@ class DialectWarning(UserWarning):
 
 
 class SpellingWarning(UserWarning):
-    """Numbers of a csv file may mean something else than what they are read as."""
+    """Numbers of a csv file, or classes, may mean something else than what they are read as."""
 
 
 class TruncationWarning(UserWarning):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedsolve.arrays import Array, check_rows
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, SpellingWarning
 
 Task = Literal["classification", "regression"]
 TASKS: tuple[Task, ...] = ("classification", "regression")
@@ -119,6 +120,23 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
             raise DataError("no rows at all: every client is empty. Check the data and the partition.")
         classes = np.unique(np.concatenate(distinct))
     check_rows(None, len(classes), f" ({classes.tolist()})")
+    return classes
+
+
+def warn_of_alike(classes: Array) -> Array:
+    """The classes; a warning names texts that differ in case or spaces only, as sites may spell one class."""
+    spelled: dict[str, list[str]] = {}
+    for text in classes.tolist() if classes.dtype.kind == "U" else ():
+        spelled.setdefault("".join(text.casefold().split()), []).append(text)
+    # Single letters are names of their own.
+    alike = [" and ".join(map(repr, texts)) for key, texts in spelled.items() if len(texts) > 1 < len(key)]
+    if alike:
+        warnings.warn(
+            f"classes differ in case or spaces only: {', '.join(alike[:5])}{', ...' * (len(alike) > 5)}. If "
+            "they are one, spell them alike.",
+            SpellingWarning,
+            stacklevel=3,
+        )
     return classes
 
 

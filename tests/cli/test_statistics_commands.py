@@ -57,6 +57,23 @@ def test_tables_as_files(files: list[Path], tmp_path: Path, suffix: str) -> None
     assert "age" in target.read_text()
 
 
+@pytest.mark.parametrize(
+    ("formula", "told"),
+    [
+        ("cens ~ weight", "no column 'weight'. The columns are age, estrec, horTh"),
+        ("cens ~ bs(age)", "; bs is none of these."),
+        ("cens ~ np.log(age)", "; np.log is none of these."),
+        ("cens ~ tumour size", "write `tumour size` where it stands by itself, or rename it"),
+        ("Surv(`tumour size`, cens) ~ age", "only a column that stands by itself"),
+        ("I(horTh == 'Yes') ~ age", "no category is called 'Yes'. Did you mean 'yes'? There are no, yes."),
+    ],
+)
+def test_names_that_a_formula_cannot_use(formula: str, told: str, tmp_path: Path) -> None:
+    rows = table("gbsg2")[["age", "estrec", "horTh", "cens", "tsize"]]
+    rows.rename(columns={"tsize": "tumour size"}).to_csv(tmp_path / "a.csv", index=False)
+    refused(fedsolve("cox" if formula[0] == "S" else "glm", formula, tmp_path / "a.csv"), 2, told)
+
+
 def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
     refused(fedsolve("glm", "cens ~ agee", *files), 2, "no column 'agee'. Did you mean 'age'?")
     refused(fedsolve("glm", "cens ~ age", *files, "--table", tmp_path / "t.xls"), 2, "a table is written as")

@@ -66,6 +66,13 @@ def test_weights_that_are_shares_choose_the_ridge_of_their_rows():
     assert relative_difference(plain.weight, shares.weight) <= 1e-9
 
 
+@pytest.mark.parametrize("unit", [1e120, 1e-120])
+def test_the_choice_of_a_ridge_does_not_depend_on_the_unit(unit):
+    """Fourth powers of these units, of which errors were made, are zero or infinite."""
+    plain, scaled = (fs.AFL(ridge="auto").fit(federation(features=X * scale)) for scale in (1.0, unit))
+    assert scaled.parameters["ridge"] / unit / unit == pytest.approx(plain.parameters["ridge"], rel=1e-9)
+
+
 def test_the_ridge_is_chosen_in_one_exchange_and_by_any_partition():
     one, many = (fs.AFL(ridge="auto", intercept=True).fit(federation(k)) for k in (1, 7))
     assert len(one.history) == 1

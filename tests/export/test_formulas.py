@@ -68,3 +68,6 @@ def test_what_has_no_form_in_onnx_is_named(tmp_path: Path) -> None:
     model = fs.GLM("cens ~ I(age % 7)", family="binomial").fit(federation(table("gbsg2"), 3))
     with pytest.raises(fs.DataError, match=r"'I\(age % 7\)' has no form in ONNX"):
         model.to_onnx(tmp_path / "m.onnx")
+    curves = fs.KaplanMeier("time", "cens").fit(federation(table("gbsg2"), 3))
+    with pytest.raises(fs.DataError, match="holds a result and predicts nothing"):
+        curves.to_onnx(tmp_path / "m.onnx")

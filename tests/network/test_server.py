@@ -301,10 +301,18 @@ def test_mistakes_are_told_before_anything_starts(words, code, message, tmp_path
     refused(command.fedsolve(*words), code, message)
 
 
-def test_unknown_entries_of_a_configuration_are_refused(tmp_path):
-    (tmp_path / "f.toml").write_text("[server]\nclinets = 2\n")
-    done = command.fedsolve("server", "--config", tmp_path / "f.toml")
-    refused(done, 2, "unknown entry 'clinets'. Did you mean 'clients'?")
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        ("[server]\nclinets = 2\n", "unknown entry 'clinets'. Did you mean 'clients'?"),
+        ("[server]\nclients = 3\nmethod = 5\n", "unknown method '5'"),
+        ("clients = 3\n", "has no table [server] with entries; it has clients."),
+        ("server = 3\n[client]\n", "has no table [server] with entries; it has server, [client]."),
+    ],
+)
+def test_what_a_configuration_cannot_say_is_refused(contents, told, tmp_path):
+    (tmp_path / "f.toml").write_text(contents)
+    refused(command.fedsolve("server", "--config", tmp_path / "f.toml"), 2, told)
 
 
 def test_a_log_of_an_earlier_process_is_not_quoted(tmp_path):

@@ -131,6 +131,8 @@ def test_added_columns_are_told(trained, iris, tmp_path):
     assert told.exit_code == 0
     assert "'weight', which is ignored (--keep weight writes it beside the predictions)" in told.stderr
     assert told.stdout == fedsolve("predict", model, trained / "iris.csv").stdout
+    index = write(tmp_path / "index.csv", iris | {"": [1.0] * 150})
+    assert "(--keep '' writes it beside the predictions)" in fedsolve("predict", model, index).stderr
     assert document("evaluate", model, file, "--drop", "weight")["rows"] == 150
     refused(fedsolve("evaluate", model, file, "--drop", "petal_width"), 2, "petal_width", "--drop")
 

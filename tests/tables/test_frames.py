@@ -7,6 +7,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import DataError
+from fedsolve.tables.encoder import encode
 from tests.command import fedsolve
 
 pandas = pytest.importorskip("pandas")
@@ -97,3 +98,11 @@ def test_one_silo_behind_a_column_transformer():
     named = make_pipeline(prepared.set_output(transform="pandas"), fs.AFLClassifier())
     named.fit(table, table["ill"])
     assert [column.name for column in named[-1].model_.schema.used][1] == "onehotencoder__sex_f"
+
+
+@pytest.mark.parametrize("cells", [[2**53 + 1, 1, 2**53], [2**53 + 1, None, 2**53]])
+def test_nullable_whole_numbers_keep_their_digits(cells):
+    """As float64, 2**53 + 1 is 2**53, which is another category."""
+    schema = fs.Schema((fs.Column("code", "category", categories=(str(2**53), str(2**53 + 1))),))
+    rows = encode(schema, pandas.DataFrame({"code": pandas.array(cells, dtype="Int64")}))
+    assert rows.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]

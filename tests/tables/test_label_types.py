@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,22 @@ def test_an_experiment_keeps_the_order_of_a_datasets_classes(tmp_path: Path) -> 
     assert rows("ant", "bee").tolist() == ["ant", "bee"]
     assert rows("2", "10").tolist() == [2, 10]
     assert rows("2", "010").tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (["very ILL", "well"], ["classes differ in case or spaces only: 'very  ill' and 'very ILL'. If"]),
+        (["very  ill", "well"], []),
+    ],
+)
+def test_sites_that_spell_a_class_in_another_case_are_told(theirs: list[str], told: list[str]) -> None:
+    labels = np.array(["very  ill", "well"] * 5 + theirs * 5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        federation = fs.LocalFederation.from_arrays(X[:20], labels, np.repeat([0, 1], 10))
+        fs.AFL().fit(federation)
+        fs.LocalFederation.from_arrays(X[:20], np.array(["a", "A"] * 10), np.zeros(20, dtype=int))
+    found = [str(one.message) for one in caught if one.category is fs.SpellingWarning]
+    assert [text for text in found if not any(text.startswith(start) for start in told)] == []
+    assert bool(found) is bool(told)

@@ -113,6 +113,34 @@ def test_parquet(tmp_path):
         read_table(tmp_path / "bad.parquet", SCHEMA)
 
 
+def test_parquet_keeps_long_numbers_and_reads_bytes_as_text(tmp_path):
+    """float64 would give 2**53 for 2**53 + 1, as pyarrow does where a value is missing."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    ids, ages = [2**53 + 1, None, 5], [1.0, 2.0, float("nan")]
+    table = {"age": ages, "sex": [b"F", None, b"\xff"], "visit": [None] * 3, "id": ids}
+    table["y"] = [b"a", b"b", b"a"]
+    parquet.write_table(pa.table(table), tmp_path / "d.parquet")
+    rows = read_table(tmp_path / "d.parquet", SCHEMA, keep=("id", "age"), extra="ignore")
+    assert rows.kept["id"].tolist() == ["9007199254740993", "", "5"]
+    assert rows.kept["age"].tolist() == ["1", "2", ""]
+    assert rows.labels.tolist() == ["a", "b", "a"]
+    parquet.write_table(pa.table({**table, "sex": [b"F", None, b"M"]}), tmp_path / "d.parquet")
+    features = read_table(tmp_path / "d.parquet", SCHEMA, extra="ignore").features
+    assert features[:, 2:5].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("cells", [[[1.0], [2.0]], [{"low": 1}, {"low": 2}]])
+def test_lists_and_structures_are_refused_by_name(cells, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"age": cells, "y": ["a", "b"]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="column 'age': cells must be numbers, text or times"):
+        read_table(tmp_path / "d.parquet", Schema((Column("age"),), label="y"))
+
+
 def test_the_order_of_columns_does_not_matter(reader, write):
     lines = [line.split(",") for line in CSV.splitlines()]
     shuffled = "\n".join(",".join(line[i] for i in (5, 3, 0, 4, 2, 1)) for line in lines)
@@ -187,3 +215,22 @@ def test_numbers_and_texts_give_the_same_bits(write, monkeypatch):
     only_texts(monkeypatch)
     np.testing.assert_array_equal(fast, read_table(path, schema).features)
     np.testing.assert_array_equal(fast[:, 0], [float(value) for value in values])
+
+
+def test_what_is_said_of_missing_labels_fits_labels(tmp_path):
+    """A schema has no rule for them."""
+    (tmp_path / "d.csv").write_text("age,y\n1,a\n2,\n")
+    schema = Schema((Column("age"),), label="y")
+    with pytest.raises(
+        DataError, match=r"\(line 3: it is empty\)\. Fill them in, or leave these rows out\.$"
+    ):
+        read_table(tmp_path / "d.csv", schema)
+    (tmp_path / "d.csv").write_text("age\n1\n")
+    with pytest.raises(DataError, match=r"'y' is missing\. Rename .* 'fedsolve predict' needs none\.$"):
+        read_table(tmp_path / "d.csv", schema)
+
+
+def test_a_number_without_its_percent_sign_is_not_called_infinite(tmp_path):
+    (tmp_path / "d.csv").write_text("share,y\n97%,a\n0.97,b\n")
+    with pytest.raises(DataError, match=r"line 3: '0\.97' is without the % that all others have"):
+        read_table(tmp_path / "d.csv", Schema((Column("share", signs="%"),), label="y"))

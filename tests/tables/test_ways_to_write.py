@@ -174,6 +174,31 @@ def test_identifiers_may_repeat(tmp_path):
     assert propose(path).identifiers == ("patient_id",)
 
 
+def test_identifiers_may_have_zeros_in_front(tmp_path):
+    path = tmp_path / "d.csv"
+    rows = [f"{37 * row:07},{VALUES[row]},{'ab'[row % 2]}" for row in range(ROWS)]
+    path.write_text("patient_id,age,label\n" + "\n".join(rows))
+    assert propose(path).identifiers == ("patient_id",)
+
+
+def test_digits_that_float64_takes_for_one_number_are_codes(tmp_path):
+    codes = ["900000000000207008", "900000000000207009"]
+    assert float(codes[0]) == float(codes[1])
+    (column,) = propose(written(tmp_path / "d.csv", ",", codes * (ROWS // 2))).columns
+    assert (column.kind, column.categories) == ("category", tuple(codes))
+
+
+def test_a_column_of_lists_is_left_out(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = {"seen": [[value] for value in VALUES], "age": VALUES, "label": ["a", "b"] * (ROWS // 2)}
+    parquet.write_table(pa.table(table), tmp_path / "d.parquet")
+    seen, age = propose(tmp_path / "d.parquet").columns
+    assert (seen.kind, age.kind) == ("unused", "number")
+    assert "a list or a structure" in seen.remark
+
+
 def test_what_can_be_read_in_two_ways_is_refused(tmp_path):
     path = written(tmp_path / "d.csv", ",", [f'"{1 + row % 5},{234 + row % 7}"' for row in range(ROWS)])
     with pytest.raises(DataError, match=r"'1,234' may be 1.234 or 1234.0.*--thousands"):

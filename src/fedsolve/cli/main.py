@@ -109,7 +109,8 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
         where = f"{problem.filename}: " if problem.filename else ""
         return "file", 4, f"{where}{problem.strerror or problem}."
     if isinstance(problem, MemoryError):
-        message = f"not enough memory ({message or 'out of memory'}). Use a smaller --width or fewer rows."
+        told = message or "out of memory"
+        message = f"not enough memory ({told}). Use a smaller --width, fewer categories or fewer rows."
         return "data", 2, message
     unforeseen = f"unforeseen {type(problem).__name__}: {message.rstrip('.')}."
     return "internal", 1, f"{unforeseen} Run again with --debug and report it."

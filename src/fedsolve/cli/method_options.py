@@ -196,7 +196,7 @@ class MethodCommand(ParameterCommand):
         ctx.ignore_unknown_options = False
         table = config_table(found["config"], self.name or "") if "config" in found else {}
         words = [word.partition("=")[0] for word in args]
-        named = found.get("method") or table.get("method")
+        named = found.get("method") or str(table.get("method", ""))
         if not named:  # DeepAFL if a parameter of it alone is given
             own, others = (described(registry.method_class(key)) for key in (_DEEP, self.unnamed))
             only = [own[name] for name in own.keys() - others.keys()]

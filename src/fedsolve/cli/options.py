@@ -161,8 +161,8 @@ def config_table(path: str, command: str) -> dict[str, Any]:
     document = read_toml(path)
     table = document.get(command, {})
     if not isinstance(table, dict) or not table:
-        tables = ", ".join(f"[{key}]" for key in document) or "nothing"
-        raise DataError(f"{path} has no table [{command}]; it has {tables}.")
+        told = ", ".join(f"[{key}]" if isinstance(document[key], dict) else key for key in document)
+        raise DataError(f"{path} has no table [{command}] with entries; it has {told or 'nothing'}.")
     return table
 
 

@@ -17,14 +17,14 @@ from fedsolve.cli.options import METHOD, Options, command, option, required
 from fedsolve.cli.output import Output, check_target, write_text
 from fedsolve.closedform.private import Private
 from fedsolve.data.row_reader import site_names
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, naming
 from fedsolve.federation.local import LocalFederation
 from fedsolve.model import load_model
 from fedsolve.parameters import described
 from fedsolve.statistics.describe import ColumnSummary
 from fedsolve.statistics.release import Release
 from fedsolve.statistics.results import StatisticModel
-from fedsolve.tables.formula import variables
+from fedsolve.tables.formula import unknown, variables, words_of
 from fedsolve.tables.proposal import propose_columns
 from fedsolve.tables.schema import Column, Schema, read_schema
 from fedsolve.tables.table_file import read_table
@@ -222,9 +222,15 @@ def _shown(rows: SiteRows, output: Output, words: str | None) -> Schema:
 
     columns = propose_columns(rows.data, rows.dialect(), coded | {str(by)}, asked)
     bare = re.sub(r"`[^`]*`", "", words or "")
-    for name in re.findall(r"(?<![\w.'\"])([^\W\d]\w*)(?![\w(]|['\"])", bare):
-        if name not in (*known, "site") and (guess := did_you_mean(name, known)):
-            raise DataError(f"{rows.data[0]} has no column '{name}'.{guess}")
+    for name in (name for name in known if re.search(r"\w\W+\w", name) and name in bare):
+        raise DataError(
+            f"the name of column '{name}' is more than letters and digits: write `{name}` where it stands by "
+            "itself, or rename it."
+        )
+    for name in words_of(words or ""):
+        if name not in (*known, "site"):
+            with naming(rows.data[0]):
+                raise unknown(name, known)
     if not columns:
         raise DataError(f"{rows.data[0]} has none of the columns that are asked about.")
     for column in columns:

@@ -58,7 +58,8 @@ def gcv_ridge(
     unit = float(values.sum()) / (len(gram) * rows) or 1.0
     ridges = np.array(RELATIVE) * unit
     shifted = values + ridges[:, None]
-    left = label_square - (turned * (values + 2.0 * ridges[:, None]) / shifted**2).sum(axis=1)
+    # Not over shifted**2: of features around 1e90 or 1e-90 that is more or less than float64 holds.
+    left = label_square - (turned / shifted * ((values + 2.0 * ridges[:, None]) / shifted)).sum(axis=1)
     free = rows - fitted - (values / shifted).sum(axis=1)
     # What is left of a perfect fit is rounding; without a degree of freedom nothing is known of the error.
     errors = rows * np.maximum(left, EPS * label_square) / np.maximum(free, EPS * rows) ** 2

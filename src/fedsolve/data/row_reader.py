@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -220,7 +221,7 @@ class RowReader:
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
         if strange:
-            hint = f" (--keep {strange[0]} writes it beside the predictions)"
+            hint = f" (--keep {quote(strange[0])} writes it beside the predictions)"
             hint *= not (wanted["labelled"] or kept)
             self.told.warn(
                 f"{data}: the model does not use {', '.join(map(repr, strange))}, which "

@@ -47,6 +47,8 @@ def write_onnx(
     images: whether the backbone of a model of image features is joined, so that pixels go in; the backbone's
             address if its files have moved.
     """
+    if not model.predicts and model.classes is None:
+        raise DataError("this model holds a result and predicts nothing, so that nothing can be exported.")
     if not model.predicts:
         raise DataError(
             "this model does not predict by itself: clients make their own models of it. Export one of those "

@@ -16,7 +16,7 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.fingerprints import Holdings
 from fedsolve.federation.messages import Chain, Request, Total
-from fedsolve.labels import class_list
+from fedsolve.labels import class_list, warn_of_alike
 from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Spec:
         """What follows from the labels of all clients, by name; classes: those that were declared."""
         found = dict(labels)
         if task != "regression":
-            known = class_list(classes, list(found.values()))
+            known = warn_of_alike(class_list(classes, list(found.values())))
             return cls(width, known, len(known), prefers, device)
         for name, targets in found.items():
             if targets.dtype.kind not in "fiub":

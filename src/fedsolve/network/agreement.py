@@ -14,7 +14,16 @@ from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
-from fedsolve.labels import FEW_CLASSES, Task, are_codes, class_list, labels_from_note, labels_note, listed
+from fedsolve.labels import (
+    FEW_CLASSES,
+    Task,
+    are_codes,
+    class_list,
+    labels_from_note,
+    labels_note,
+    listed,
+    warn_of_alike,
+)
 from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import columns_apart, strange_columns
 from fedsolve.tables.proposal import merged
@@ -135,7 +144,7 @@ class Agreement:
                     "quantity? Say which: --classes or --task regression (classes= or task=)."
                 )
             self._declared = found
-        return Spec(features, self._declared, len(self._declared), PREFERS)
+        return Spec(features, warn_of_alike(self._declared), len(self._declared), PREFERS)
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site with this description does not fit in with the others; None if it does."""

@@ -93,7 +93,8 @@ def encode(
         for column in schema.used:
             write = writers.get(column.kind, encoder.write_numbers)
             out = features[first : first + rows, place : place + column.width]
-            write(column, block[column.name], out, first)
+            with naming(f"column '{column.name}'"):
+                write(column, block[column.name], out, first)
             place += column.width
         first += rows
     if faults is None and encoder.faults.found:
@@ -110,7 +111,9 @@ def column_array(values: Any) -> Array:
         if kind.startswith("datetime64"):  # with a time zone pandas would give objects
             values = values.to_numpy(dtype="datetime64[us]")
         elif kind[:1] in "IUF" and hasattr(values, "isna"):  # pandas' numbers that may be missing
-            values = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            long = kind[0] != "F" and bool((values.abs() > 2**53).any())  # float64 would change them
+            kept, gap = (object, None) if long else (np.float64, np.nan)
+            values = values.to_numpy(dtype=kept, na_value=gap)
         else:
             values = values.to_numpy()
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
@@ -146,7 +149,9 @@ class Faults:
     found: dict[str, _Noticed] = field(default_factory=dict, init=False)
     _remedies: set[str] = field(default_factory=set, init=False)
 
-    def empty(self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "") -> None:
+    def empty(
+        self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "", remedy: str | None = None
+    ) -> None:
         """Cells that must not be missing."""
 
         def say(row: int) -> str:
@@ -155,7 +160,7 @@ class Faults:
             shown = "it is empty" if empty else f"{text!r} counts as empty"
             return f"{self.where(row)}: {shown}"
 
-        self.add(name, rows, say, _FILL)
+        self.add(name, rows, say, _FILL if remedy is None else remedy)
 
     def unreadable(self, column: Column, rows: Any, cell: Callable[[int], Any]) -> None:
         """Cells that are no numbers or dates, or infinite."""
@@ -166,8 +171,10 @@ class Faults:
             if column.kind == "date":
                 iso = "in ISO 8601 (2024-01-31)"
                 how = f"not a date {iso if column.format is None else f'of the format {column.format}'}"
-            elif number(str(value)) is not None and "_" not in str(value):
+            elif (read := number(str(value))) is not None and math.isinf(read) and "_" not in str(value):
                 how = "infinite"
+            elif read is not None and "%" in column.signs:
+                how = "without the % that all others have"
             else:
                 how = "not a number"
                 self._remedies.add(self.remedy(str(value)))
@@ -266,8 +273,7 @@ class _Encoder:
         if column.backbone is not None:
             from fedsolve.data.text_rows import text_features
 
-            with naming(f"column '{column.name}'"):
-                rows[there] = text_features([texts[row] for row in there], column.backbone)
+            rows[there] = text_features([texts[row] for row in there], column.backbone)
         else:
             for row in there:
                 for word in _WORDS.findall(unicodedata.normalize("NFKC", texts[row]).casefold()):
@@ -319,6 +325,8 @@ def _direct(column: Column, cells: Any) -> Array | None:
 def coded_cells(cells: Any) -> tuple[Array, list[Any]]:
     """The cells as positions in a list of distinct values, -1 where null; and that list."""
     if hasattr(cells, "null_count"):
+        if getattr(cells.type, "num_fields", 0):
+            raise DataError(f"cells must be numbers, text or times; these are {cells.type}.")
         if not hasattr(cells, "indices"):
             cells = cells.dictionary_encode()
         codes = np.asarray(cells.indices.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.intp)
@@ -370,7 +378,7 @@ def _reader(column: Column) -> Callable[[Any], float]:
         if not isinstance(text, str):
             try:
                 return math.inf if dates else float(text)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return math.inf
         if text.strip() in absent:
             return math.nan

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from keyword import iskeyword
 from threading import RLock
 from typing import Any
 
@@ -50,19 +51,17 @@ one_parser = _parsing()
 def check(expression: str, variables: Iterable[str]) -> ast.Expression:
     """The expression, parsed; refused where it is more than arithmetic on columns."""
     known = [*variables]
-    if "`" in expression:
-        raise DataError(
-            f"'{expression}': only a column that stands by itself may have a name in backticks. Rename the "
-            "column to use it in a function."
-        )
+    _without_backticks(expression)
     with explained(f"'{expression}' is no expression", kinds=(SyntaxError, ValueError)):
         tree = ast.parse(expression.strip(), mode="eval")
     for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)
+        called = isinstance(node, ast.Call) and getattr(node.func, "id", None) not in (*_MATHS, *_CODING)
         if called or not isinstance(node, _NODES):
             raise DataError(
                 f"'{expression}' may use columns, numbers, arithmetic, comparisons and "
-                f"{', '.join((*_MATHS, *_CODING))}; {type(node).__name__.lower()} is none of these."
+                f"{', '.join((*_MATHS, *_CODING))}; "
+                f"{ast.unparse(node.func) if isinstance(node, ast.Call) else type(node).__name__.lower()} "
+                "is none of these."
             )
         if isinstance(node, ast.Name) and node.id not in (*known, *_MATHS, *_CODING):
             raise unknown(node.id, known)
@@ -73,6 +72,21 @@ def check(expression: str, variables: Iterable[str]) -> ast.Expression:
             if any(isinstance(side, str) for side in sides) or (isinstance(node.op, ast.Pow) and not small):
                 raise DataError(f"'{expression}': powers are of numbers from -10 to 10, and text has none.")
     return tree
+
+
+def _without_backticks(expression: str) -> None:
+    if "`" in expression:
+        raise DataError(
+            f"'{expression}': only a column that stands by itself may have a name in backticks. Rename the "
+            "column to use it in a function."
+        )
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a formula that must be names of columns."""
+    bare = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "", text)
+    found = re.findall(r"(?<![\w.])([^\W\d]\w*)(?![\w(.]|\s*=(?!=))", bare)
+    return [name for name in found if name not in (*_MATHS, *_CODING) and not iskeyword(name)]
 
 
 def unknown(name: str, known: Sequence[str]) -> DataError:
@@ -224,6 +238,15 @@ def plan(formula: str, schema: Schema, kept: bool, survival: bool = False) -> Fo
                     f"'{expression}': C() takes a column that the schema calls a category, so that all sites "
                     'know its levels. Give it kind = "category" and its categories there.'
                 )
+        for compared in (each for each in walked if isinstance(each, ast.Compare)):
+            sides_of = [compared.left, *compared.comparators]
+            levels = [level for side in sides_of for level in categories.get(getattr(side, "id", ""), ())]
+            for level in (getattr(side, "value", None) for side in sides_of):
+                if levels and isinstance(level, str) and level not in levels:
+                    raise DataError(
+                        f"'{expression}': no category is called '{level}'.{did_you_mean(level, levels)} "
+                        f"There are {', '.join(levels[:20])}."
+                    )
     spec = _spec(formula, terms, schema, kept)
     columns = tuple(name for name in spec.column_names if not survival or name != INTERCEPT)
     columns = columns or tuple(spec.column_names)
@@ -248,6 +271,7 @@ def _parsed(formula: str, survival: bool) -> tuple[tuple[str, ...], list[Any], t
     sides: tuple[str, ...] = (left.strip("`"),)
     with explained(f"the formula '{formula}' cannot be read"):
         if survival:
+            _without_backticks(left)
             call = ast.parse(left, mode="eval").body if left.startswith("Surv(") else None
             if not isinstance(call, ast.Call) or len(call.args) != 2:
                 raise DataError(f"the outcome of '{formula}' must be Surv(time, event), as Surv(days, died).")

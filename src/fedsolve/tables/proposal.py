@@ -85,6 +85,7 @@ _IDENTIFIER = re.compile(r"(?i:(^|[_\W])(id|ids|uuid|guid|mrn)($|[_\W\d]))|(?<=[
 _NUMERIC = ("int", "uint", "float", "double", "halffloat", "bool")
 _CODE = re.compile(r"0\d")
 _CONSTANT = "constant, always"
+_NESTED = "a list or a structure"
 _OR_TEXT = "or make it a text"
 _WORDS = 5
 _FEW = 20
@@ -411,7 +412,10 @@ def _texts(table: Any, rows: int) -> dict[str, Array]:
     found = {}
     for name, cells in columns.items():
         spelled = []
-        codes, distinct = coded_cells(cells)
+        try:
+            codes, distinct = coded_cells(cells)
+        except DataError:
+            codes, distinct = np.zeros(len(cells), dtype=np.intp), [_NESTED]
         for cell in distinct:
             text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
             if (own.decimal, own.thousands) != PLAIN and own.value(text) is not None:
@@ -505,7 +509,7 @@ def _many(look: _Look) -> str:
     others = [cell for cell in look.counts if not NUMBER.fullmatch(cell)]
     seen = f"many values ({len(look.counts)} different ones in {look.there} rows)"
     if not others:
-        return f"{seen} with zeros in front: codes. List the frequent ones as categories"
+        return f"{seen} with zeros in front or very many digits: codes. List the frequent ones as categories"
     if len(others) > _FEW and all(re.match(r"\W*\d", cell) and not _date_like(cell) for cell in look.counts):
         return f"{seen} with numbers in them, such as {others[0]!r}: leave nothing but numbers in the cells"
     if 2 * len(others) < len(look.counts):
@@ -518,7 +522,8 @@ def _is_identifier(look: _Look) -> bool:
     numbers = _numbers(look.counts)
     whole = numbers is not None and all(value.is_integer() for value in numbers)
     single = numbers is None and all(len(text.split()) <= 2 for text in look.counts)
-    if not whole and (not single or any(map(signed_number, look.counts))):
+    spelled = any(signed_number(text) and not text.isdecimal() for text in look.counts)
+    if not whole and (spelled or not single):
         return False
     if _IDENTIFIER.search(look.name) and len(look.counts) >= max(_FEW, look.there // 10):
         return True  # it may repeat: a patient has several rows
@@ -551,7 +556,7 @@ def _number_column(look: _Look, texts: Array, leak: str = "") -> Column | None:
     """The column as numbers: with signs around them, and with words or sentinels that mean missing."""
     read = {cell: found for cell in look.counts if (found := signed_number(cell)) is not None}
     others = look.counts.keys() - read.keys()
-    if any(map(_CODE.match, read)):
+    if _are_codes(read):
         return None
     used = {sign for _, around in read.values() for sign in around}
     if "%" in used and not all("%" in around for _, around in read.values()):
@@ -615,10 +620,16 @@ def _is_the_label(pairs: Collection[tuple[str, str]], rows: int) -> bool:
 
 
 def _numbers(texts: Collection[str]) -> list[float] | None:
-    """The texts as numbers without signs, or None. 007 is a code, not a number."""
-    if any(map(_CODE.match, texts)) or not all(map(NUMBER.fullmatch, texts)):
+    """The texts as numbers without signs, or None."""
+    if _are_codes(texts) or not all(map(NUMBER.fullmatch, texts)):
         return None
     return [float(text) for text in texts]
+
+
+def _are_codes(texts: Collection[str]) -> bool:
+    """Whether digits are names: 007 is a code, and so are numbers so long that float64 takes two for one."""
+    long = [text for text in texts if len(text) > 15 and text.isdecimal()]
+    return any(map(_CODE.match, texts)) or len(set(map(float, long))) < len(long)
 
 
 def rounded_place(values: Array) -> tuple[float, float]:

@@ -461,7 +461,9 @@ class Schema:
         for name in (absent := [name for name in wanted if name not in there]):
             hint = did_you_mean(name, strange).strip().replace("Did", "did")
             problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
-        if absent:
+        if absent and {*absent} <= {*self.label_columns}:
+            remedies.append("Rename the column that holds the truth; 'fedsolve predict' needs none.")
+        elif absent:
             remedies.append(
                 "Rename the column that holds what is missing, or add it: its cells may be empty where the "
                 "schema says what becomes of missing values."

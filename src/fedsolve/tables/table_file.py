@@ -16,7 +16,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from fedsolve.errors import (
 )
 from fedsolve.labels import label_matrix, labels_like, number, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
-from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
+from fedsolve.tables.encoder import MISSING, Faults, category_text, encode, is_null
 from fedsolve.tables.schema import Column, Schema
 
 TrainOrTest = Literal["train", "test"]
@@ -46,6 +46,8 @@ LABEL_NAMES = ("label", "target", "class", "y")
 
 _BLOCK = 1 << 24
 """Bytes of a csv file that pyarrow reads at once; a line must fit into them."""
+
+_FILL = "Fill them in, or leave these rows out."
 
 _UNEVEN = "Correct or remove them; lines above the names of the columns, too."
 
@@ -264,10 +266,16 @@ class TableFile:
         that are wanted as the file spells them. rows: how many at most. typed: else numbers are text too, and
         lines of a csv with more or fewer cells than the first are left out instead of refused.
         """
+        import pyarrow as arrow
+
         if not self.is_csv:
             with sound_parquet(self.path):
-                return self._parquet.read(columns=list(wanted)).select(list(wanted)).slice(0, rows)
-        import pyarrow as arrow
+                table = self._parquet.read(columns=list(wanted)).select(list(wanted)).slice(0, rows)
+            for at, column in enumerate(table.schema):  # text that the writer did not mark as such
+                if arrow.types.is_binary(column.type):
+                    with suppress(arrow.ArrowInvalid):
+                        table = table.set_column(at, column.name, table.column(at).cast(arrow.string()))
+            return table
         from pyarrow import csv as arrow_csv
 
         source, dialect, kept = self._source, self.dialect, set(kept)
@@ -409,7 +417,7 @@ def _file_table(
         flags = {name: _filled(cells, name, described, faults) for name in several}
         for what, column in amounts.items():
             found[what] = encode(Schema((column,)), cells, faults=faults)[:, 0]
-        kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
+        kept = {name: _as_it_is(cells.column(name).to_pylist()) for name in keep}
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
         if weights is not None and np.any(weights < 0):
             too_small = "{}: {:g} is too small; a weight is at least 0"
@@ -447,14 +455,14 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     values = np.asarray(cells.column(name).to_numpy())
     if not described and values.dtype.kind in "iufb":
         if values.dtype.kind == "f" and np.isnan(values).any():
-            faults.empty(name, np.flatnonzero(np.isnan(values)))
+            faults.empty(name, np.flatnonzero(np.isnan(values)), remedy=_FILL)
         return values
     spell = category_text if described else lambda value: str(value).strip()
     known = {value: "" if value is None else spell(value) for value in dict.fromkeys(values.tolist())}
     texts = np.array([known[value] for value in values.tolist()], dtype=str)
     empty = [text for text in known.values() if is_empty(text)]
     if empty:
-        faults.empty(name, np.flatnonzero(np.isin(texts, empty)))
+        faults.empty(name, np.flatnonzero(np.isin(texts, empty)), remedy=_FILL)
     return texts
 
 
@@ -469,11 +477,11 @@ def _flags(values: Array, name: str) -> Array:
     return np.array(found)
 
 
-def _as_it_is(values: Array) -> Array:
-    """A column as text, as in the file; null becomes empty text."""
+def _as_it_is(values: Iterable[Any]) -> Array:
+    """A column as text, as in the file; null and NaN become empty text."""
     texts = [
-        value if isinstance(value, str) else "" if value is None else category_text(value)
-        for value in values.tolist()
+        value if isinstance(value, str) else "" if is_null(value) else category_text(value)
+        for value in values
     ]
     return np.array(texts, dtype=object)
 
