@@ -131,6 +131,7 @@ class Disclosure:
         if self.folder is not None:
             remedy = "Without it this site cannot know what it has told; it must sit out."
             self._shelf = Shelf(self.folder, remedy)
+            self._written = self._parts()
             self._shelf.kept("cells", self._load)
 
     def accounts(self) -> list[list[Any]]:
@@ -544,16 +545,26 @@ class Disclosure:
         place = np.minimum(np.searchsorted(known, digests), len(known) - 1)
         return np.where(known[place] == digests, place, -1)
 
-    def _save(self) -> None:
-        if self.folder is None or not self.entering:
-            return
+    def _parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         kept = {name: getattr(self, name) for name in _KEPT}
         kept["_seen"] = sorted(self._seen)
         kept["accounts"] = [vars(self._now), vars(self.account)]
-        arrays, note = to_parts(kept, "an account")
-        self._shelf.keep("cells", note, arrays)
+        return to_parts(kept, "an account")
+
+    def _save(self) -> None:
+        """Write the account down; what cannot be written is forgotten, as its answer is not sent."""
+        if self.folder is None or not self.entering:
+            return
+        arrays, note = parts = self._parts()
+        try:
+            self._shelf.keep("cells", note, arrays)
+        except BaseException:
+            self._load(*self._written)
+            raise
+        self._written = parts
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self._written = arrays, note
         kept = from_parts(arrays, note)
         vars(self).update({name: kept[name] for name in _KEPT})
         self._seen, self.classes = set(self._seen), labels_from_note(self._classes)
