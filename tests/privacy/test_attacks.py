@@ -211,6 +211,48 @@ def test_two_indicators_that_differ_in_one_row(sites: int) -> None:
 
 
 @SITES
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_an_indicator_that_differs_from_the_class_in_one_row(sites: int, task: Any) -> None:
+    """Rows of a class are a column of every product with the labels; so is a target of 0 and 1."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, ROWS)
+    flag = np.where(np.arange(ROWS) == 77, 1 - labels, labels)
+    features = np.column_stack([rng.standard_normal((ROWS, 5)), flag])
+
+    def difference(limits: Limits) -> Any:
+        given, owners = labels.astype(float if task == "regression" else int), np.arange(ROWS) % sites
+        inner = fs.LocalFederation.from_arrays(features, given, owners, task=task)
+        federation = SecureFederation(inner, limits=limits)
+        total = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))
+        return (total["gram"][:5, 5] - total["cross"][:5, -1])[:, None] * (1 - 2 * labels[77])
+
+    assert shown(difference(OFF), features[:, :5]) == {77}
+    assert shown(difference(Limits()), features[:, :5]) == set()
+
+
+@SITES
+def test_an_indicator_of_one_row_of_a_class_with_other_weights(sites: int) -> None:
+    """Products with two weights of the classes are products of each class."""
+    rng = np.random.default_rng(0)
+    labels = (np.arange(ROWS) % 5 == 2).astype(int)
+    flag = ((labels == 0) & (rng.random(ROWS) < 0.3)) | (np.arange(ROWS) == 77)
+    features = np.column_stack([rng.standard_normal((ROWS, 5)), flag])
+
+    def of_a_class(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        plain, weighted = (
+            heard(federation, fs.Recipe(fs.AFL(ridge=1.0), class_weight=weight))
+            for weight in (None, "balanced")
+        )
+        few, many = ROWS / (2 * weighted[0]["class_rows"])
+        return (weighted[1]["gram"] - few * plain[0]["gram"])[:, 5:] / (many - few)
+
+    assert shown(of_a_class(OFF), features) == {77}
+    with pytest.raises(fs.CohortError, match=r"other weights of their classes \(class_weight\)"):
+        of_a_class(Limits())
+
+
+@SITES
 def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
     """Set in enough rows of all, and in one of a fold: it is left out where the question is about folds."""
     rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.container import Shelf, from_parts, to_parts
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.client_data import TABLE_MOMENTS, ClientData
 from fedsolve.federation.cohort import departed
 from fedsolve.federation.folds import (
     FOLDS,
@@ -151,19 +151,19 @@ class Disclosure:
             return Term({"cells": np.minimum(own, cap), "fresh": own[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
-        values, folds = self._last_batch(data, stage)
+        values, folds, whole = self._last_batch(data, stage)
         if stage.name == "columns":
-            own = values[:, : data.width + stage.labels]
-            numbers = (~np.isnan(own) & (own != 0) & (own != 1)).any(axis=0)
+            numbers = (~np.isnan(values) & (values != 0) & (values != 1)).any(axis=0)
             # Whether indicators single a row out among this site's own, of all or of a fold.
-            parts = [one[:, ~numbers] for one in (own, *(own[folds == fold] for fold in range(FOLDS)))]
-            asked = [one for one in parts if len(one) and one.shape[1] > 1 and not self.limits.off]
+            own = np.column_stack([values[:, ~numbers], whole])
+            parts = (own, *(own[folds == fold] for fold in range(FOLDS)))
+            asked = [one for one in parts if len(one) and not numbers.all() and not self.limits.off]
             highest = (census.singled_out(one)[0] for one in asked)
             singled = any(leverage > LEVERAGE for leverage in highest)
             columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}
             return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
-        tables = [census.pair_counts(some) for some in self._indicators(values, folds, stage)]
+        tables = [census.pair_counts(some) for some in self._indicators(data, stage)]
         return Term({"pairs": np.stack(tables)})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
@@ -238,15 +238,16 @@ class Disclosure:
                     "the target is the same in all but few rows, which its products would show (fewest_rows "
                     f"is {self.limits.fewest_rows}). Choose another target, or noise."
                 )
-            left[-1], numbers = few[:, : data.width + stage.labels], base.numbers | (found["numbers"] > 0)
+            wide = data.width + stage.labels
+            left[-1], numbers = few[:, :wide], base.numbers | (found["numbers"][:wide] > 0)
             size = base.size + int(total.counts["rows"])
             return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
         if stage.name == "pairs":
-            values, folds = self._last_batch(data, stage)
-            flags = np.zeros((2, data.width + stage.labels), dtype=bool)
-            for place, some in enumerate(self._indicators(values, folds, stage)):
-                there = some if place == 0 else some[folds == place - 1]
-                flags[min(place, 1), list(stage.columns)] |= census.crowded(there, found["pairs"][place])
+            wide = data.width + stage.labels
+            flags, free = np.zeros((2, wide), dtype=bool), [each for each in stage.columns if each < wide]
+            for place, some in enumerate(self._indicators(data, stage)):
+                there = some[some.any(axis=1)]
+                flags[min(place, 1), free] |= census.crowded(there, found["pairs"][place], len(free))
             flags[1] |= flags[0]
             return dataclasses.replace(base, crowded=flags)
         left[-1] |= found["crowded"] > 0
@@ -331,9 +332,9 @@ class Disclosure:
         if by_class and not base.by_class:
             raise TermError("rows of this site took part without classes, and are not told apart by them.")
 
-    def _last_batch(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array]:
+    def _last_batch(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array, Array]:
         """(rows, columns) of the rows that were taken in last the features and, where there are no classes,
-        the targets; and the fold of three that each row is in."""
+        the targets; the fold of three that each row is in; and (rows, classes) its class, or one for all."""
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
@@ -341,18 +342,23 @@ class Disclosure:
         cells = RowCells(here, rows["fold"][here], rows["count"][here])
         batch = data.taking(there)
         folds = fold_numbers(batch.within(cells).row_hashes(), FOLDS)
-        values = batch.features(slice(None))
-        if stage.classes is None:
+        values, classes = batch.features(slice(None)), labels_from_note(stage.classes)
+        if classes is None:
             targets = np.asarray(batch.own_labels, dtype=np.float64)
             values = np.column_stack([values, targets.reshape(len(values), -1)])
-        return values, folds
+        return values, folds, np.eye(1 if classes is None else len(classes))[_codes(batch, classes)]
 
-    def _indicators(self, values: Array, folds: Array, stage: CensusStage) -> list[Array]:
-        """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
-        columns, left = list(stage.columns), self.account.left_out[-1]
-        values = values[:, columns] * ~left[0, columns]
-        divided = values * ~left[1, columns]
-        return [values, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
+    def _indicators(self, data: ClientData, stage: CensusStage) -> list[Array]:
+        """The indicators of the last batch without what is left out, and its classes: of all rows, and of
+        those of each fold."""
+        values, folds, whole = self._last_batch(data, stage)
+        left = np.zeros((2, values.shape[1]), dtype=bool)
+        left[:, : data.width + stage.labels] = self.account.left_out[-1]
+        columns = list(stage.columns)
+        every, divided = (
+            np.column_stack([(values * ~some)[:, columns], whole]) for some in (left[0], left.any(axis=0))
+        )
+        return [every, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
 
     def rows(self, data: ClientData) -> ClientData:
         """The rows that take part, in their cells, without what was left out."""
@@ -398,6 +404,8 @@ class Disclosure:
             raise TermError("this run has other labels than the census of its rows had.")
         if self._labels:
             self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
+        if request.kind != TABLE_MOMENTS:
+            self._check_weights(chain)
         for name, chosen, gain in flat_activations(opening["parameters"]):
             raise TermError(
                 f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
@@ -445,6 +453,17 @@ class Disclosure:
             raise TermError(
                 f"too few rows have or lack the label {told} (fewest_rows is {self.limits.fewest_rows}) in "
                 f"{where}."
+            )
+
+    def _check_weights(self, chain: Chain) -> None:
+        """Refuse other weights of classes than before: two products would show that of some classes alone."""
+        given = [each.arrays["class_weight"] for each in chain.blocks if "class_weight" in each.arrays]
+        weights = [] if not given or np.all(given[0] == 1) else given[0].tolist()
+        if self._book.setdefault("class weights", weights) != weights:
+            raise TermError(
+                "products of these rows were told with other weights of their classes (class_weight), or with "
+                "none; the difference would show classes by themselves, whose rows nobody counted for each "
+                "column. Weigh classes as before, or train with noise."
             )
 
     def check_products(self, width: int, parts: int = 1) -> str | None:
