@@ -274,6 +274,30 @@ def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
 
 
 @SITES
+def test_a_label_of_one_row_of_a_fold(sites: int) -> None:
+    """A choice of settings trains on two folds of three, by members of its run."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((ROWS, 5)), np.zeros((ROWS, 2))
+    labels[:, 0] = rng.random(ROWS) < 0.5
+    without = fold_numbers(row_hashes(features, labels))
+    labels[:, 1] = 1  # the label is part of what decides the fold
+    alone = int(np.flatnonzero(fold_numbers(row_hashes(features, labels)) == 0)[0])
+    labels[:, 1] = (fold_numbers(row_hashes(features, labels)) > 0) & (without > 0) & (rng.random(ROWS) < 0.5)
+    labels[alone, 1] = 1
+
+    def of_the_fold(limits: Limits) -> Any:
+        owners = np.arange(ROWS) % sites
+        inner = fs.LocalFederation.from_arrays(features, labels, owners, label_names=("a", "b"))
+        totals = heard(SecureFederation(inner, limits=limits), fs.Auto(methods="afl,kernelafl"))
+        of_two = next(t.term.arrays for t in totals if "1-0.cross" in t.term.arrays)
+        return (of_two["1-1.cross"] + of_two["1-2.cross"] - of_two["1-0.cross"])[:, 1:] / 2
+
+    assert shown(of_the_fold(OFF), features) == {alone}
+    with pytest.raises(fs.CohortError, match="few rows have or lack the label 1 .* in a part of the rows"):
+        of_the_fold(Limits(told=100))
+
+
+@SITES
 def test_an_outlier_in_two_moments(sites: int) -> None:
     """A number that is far larger than all others stands in the sums of a table's preparation; with bounds in
     the schema it does not."""

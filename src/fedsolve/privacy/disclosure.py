@@ -395,6 +395,9 @@ class Disclosure:
             return
         if (part := part_of(request, chain)) is not None:
             self.check_part(part)
+        if _divided(request, chain):  # by a member of the run too
+            where = "a part of the rows; train without calibration and with settings that are given"
+            self._check_labels(1, where)
         if not request.position:
             return
         opening = chain.opening
@@ -415,20 +418,15 @@ class Disclosure:
 
     def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
         """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
-        blocks = chain.blocks if request.position else []
-        divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
         # Columns of weights in the widest product; and of how many folds the smallest part may be one.
         width = max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
-        parts = FOLDS if divided else 1
+        parts = FOLDS if _divided(request, chain) else 1
         warning = self.check_products(width, parts)
         told = f"told so far: {self.tell(term, layout, width * parts, kind_of(request.kind).counts):.0%}"
         return told if warning is None else f"{told}; {warning}"
 
     def check_part(self, part: Part) -> None:
         """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it."""
-        self._check_labels(
-            1, "a part of the rows; train without calibration and with settings that are given"
-        )
         most = int(self.account.rows["count"].max(initial=1))
         if part.count > _FINEST:
             raise TermError(
@@ -595,6 +593,12 @@ def _codes(data: ClientData, classes: Array | None) -> Array:
     if classes is None:
         return np.zeros(len(data), dtype=np.int64)
     return encode_labels(data.own_labels, classes).astype(np.int64)
+
+
+def _divided(request: Request, chain: Chain) -> bool:
+    """Whether a question, or a block that it rests on, is about a part of the rows."""
+    blocks = chain.blocks if request.position else []
+    return speaks_of_parts([request.note, *(block.note for block in blocks)])
 
 
 def _content(array: Array) -> str:
