@@ -13,6 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fedsolve as fs
+from fedsolve.closedform.auto import CANDIDATES
 from fedsolve.closedform.projections import projection
 from fedsolve.federation.folds import Part, fold_numbers, row_hashes
 from fedsolve.federation.messages import Request
@@ -293,7 +294,7 @@ def test_a_label_of_one_row_of_a_fold(sites: int) -> None:
         return (of_two["1-1.cross"] + of_two["1-2.cross"] - of_two["1-0.cross"])[:, 1:] / 2
 
     assert shown(of_the_fold(OFF), features) == {alone}
-    with pytest.raises(fs.CohortError, match="few rows have or lack the label 1 .* in a part of the rows"):
+    with pytest.raises(fs.CohortError, match=r"few rows have or lack the label 1 .* in a part of the rows"):
         of_the_fold(Limits(told=100))
 
 
@@ -407,6 +408,34 @@ def test_units_that_fire_for_one_row(sites: int) -> None:
     ):
         with pytest.raises(fs.CohortError, match=why):
             unit_rows(sites, open_told, **settings)
+
+
+@SITES
+def test_units_of_a_member_that_fire_for_one_row(sites: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a run have openings of their own."""
+    crafted = [fs.DeepAFL(layers=1, width=64, activation="relu", ridge=ridge) for ridge in (1.0, 2.0)]
+    monkeypatch.setitem(CANDIDATES, "deepafl", lambda *given: crafted)
+    features, labels = digits(1200)
+    sums: list[str] = []
+
+    def asked(limits: Limits) -> None:
+        sums.clear()
+        federation = secure(features, labels, sites, limits)
+        exchange = federation.exchange
+
+        def listening(request: Any, chain: Any) -> Any:
+            total = exchange(request, chain)
+            sums.extend(total.term.arrays)
+            return total
+
+        federation.exchange = listening  # type: ignore[method-assign]
+        fs.Auto(methods="deepafl").fit(federation)
+
+    asked(OFF)
+    assert "0-0.hidden_gram" in sums
+    with pytest.raises(fs.CohortError, match="activation='relu' with a gain of 1 can make features"):
+        asked(Limits(told=100))
+    assert "0-0.hidden_gram" not in sums
 
 
 # -- told ------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -409,7 +410,9 @@ class Disclosure:
             self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
         if request.kind != TABLE_MOMENTS:
             self._check_weights(chain)
-        for name, chosen, gain in flat_activations(opening["parameters"]):
+        notes = [block.note.get("block", block.note) for block in chain.blocks]  # of members of the run too
+        openings = [note["opening"]["parameters"] for note in notes if "opening" in note]
+        for name, chosen, gain in itertools.chain.from_iterable(map(flat_activations, openings)):
             raise TermError(
                 f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
                 f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
@@ -459,9 +462,9 @@ class Disclosure:
         weights = [] if not given or np.all(given[0] == 1) else given[0].tolist()
         if self._book.setdefault("class weights", weights) != weights:
             raise TermError(
-                "products of these rows were told with other weights of their classes (class_weight), or with "
-                "none; the difference would show classes by themselves, whose rows nobody counted for each "
-                "column. Weigh classes as before, or train with noise."
+                "products of these rows were told with other weights of their classes (class_weight), or "
+                "with none; the difference would show classes by themselves, in which nobody counted how many "
+                "rows set a column. Weigh classes as before, or train with noise."
             )
 
     def check_products(self, width: int, parts: int = 1) -> str | None:
