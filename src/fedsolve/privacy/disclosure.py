@@ -463,8 +463,8 @@ class Disclosure:
         if self._book.setdefault("class weights", weights) != weights:
             raise TermError(
                 "products of these rows were told with other weights of their classes (class_weight), or "
-                "with none; the difference would show classes by themselves, in which nobody counted how many "
-                "rows set a column. Weigh classes as before, or train with noise."
+                "with none; the difference would show classes by themselves, whose rows nobody counted by "
+                "column. Weigh classes as before, or train with noise."
             )
 
     def check_products(self, width: int, parts: int = 1) -> str | None:
