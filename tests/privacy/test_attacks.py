@@ -402,12 +402,39 @@ def test_units_that_fire_for_one_row(sites: int) -> None:
     assert (alike > 1 - 1e-12).any()  # a row of the answer is a row of the table but for its length
     open_told = Limits(told=100)
     for settings, why in (
-        ({"activation": "relu"}, "activation='relu' with a gain of 1 can make features that are"),
-        ({"gain": 1000.0}, "activation='gelu' with a gain of 1000 can make features"),
+        ({"activation": "relu"}, "activation='relu' with a gain of 1 on .* can make features that are"),
+        ({"gain": 1000.0}, "activation='gelu' with a gain of 1000 on .* can make features"),
+        (
+            {"scale": "standard", "gain": 4.0, "precision": "float32"},
+            "with a gain of 4 on .* can make features",
+        ),
         ({"hidden_width": 1024}, r"1,024 columns over 600 rows.*rows_per_width"),
     ):
         with pytest.raises(fs.CohortError, match=why):
             unit_rows(sites, open_told, **settings)
+
+
+@SITES
+def test_units_of_large_numbers_that_fire_for_one_row(sites: int) -> None:
+    """Far from 0 every smooth activation is flat; standardised, the same rows are near."""
+    features, labels = digits(900)
+    method = fs.DeepAFL(layers=1, width=240, zero_activation="gelu", ridge=1.0)
+    drawn = projection(method.seed, "zero", 0, 64, 240, 1.0, "float64")
+
+    def gram(limits: Limits) -> Any:
+        federation = secure(1000 * features, labels, sites, limits)
+        return federation.exchange(*first(federation, method))["gram"]
+
+    units = [row / np.sqrt(row[place]) for place, row in enumerate(gram(OFF)) if row[place] > 0]
+    on = [(unit > 1e-3, unit) for unit in units]
+    solved = [
+        np.linalg.lstsq(drawn.weight[:, some].T, (unit - drawn.bias)[some], rcond=None)[0]
+        for some, unit in on
+        if some.sum() > 64
+    ]
+    assert shown(np.transpose(solved) / 1000, features)
+    with pytest.raises(fs.CohortError, match=r"on numbers of about 7\.\d+e\+03 can make features"):
+        gram(Limits(told=100))
 
 
 @SITES
@@ -433,7 +460,7 @@ def test_units_of_a_member_that_fire_for_one_row(sites: int, monkeypatch: pytest
 
     asked(OFF)
     assert "0-0.hidden_gram" in sums
-    with pytest.raises(fs.CohortError, match="activation='relu' with a gain of 1 can make features"):
+    with pytest.raises(fs.CohortError, match=r"activation='relu' with a gain of 1 on .* can make"):
         asked(Limits(told=100))
     assert "0-0.hidden_gram" not in sums
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -34,7 +33,7 @@ from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.container import Shelf, from_parts, to_parts
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.client_data import TABLE_MOMENTS, ClientData
+from fedsolve.federation.client_data import TABLE_MOMENTS, ClientData, rows_for
 from fedsolve.federation.cohort import departed
 from fedsolve.federation.folds import (
     FOLDS,
@@ -127,6 +126,7 @@ class Disclosure:
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
+        self._sizes: dict[tuple[str, ...], float] = {}
         self._digests = lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         if self.folder is not None:
@@ -388,7 +388,7 @@ class Disclosure:
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 
-    def permit(self, request: Request, chain: Chain, _: ClientData | None = None) -> None:
+    def permit(self, request: Request, chain: Chain, rows: ClientData | None = None) -> None:
         """Refuse a question about few rows before anything is computed."""
         if request.position:
             check_method(chain)
@@ -412,12 +412,16 @@ class Disclosure:
             self._check_weights(chain)
         notes = [block.note.get("block", block.note) for block in chain.blocks]  # of members of the run too
         openings = [note["opening"]["parameters"] for note in notes if "opening" in note]
-        for name, chosen, gain in itertools.chain.from_iterable(map(flat_activations, openings)):
-            raise TermError(
-                f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
-                f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
-                "'tanh', and a gain of at most 4."
-            )
+        for given in openings:
+            plain = given.get("scale") != "standard" and request.kind != TABLE_MOMENTS
+            size = self._size(rows, request.kind, chain) if plain and rows and "activation" in given else 1.0
+            for name, chosen, gain in flat_activations(given, size):
+                raise TermError(
+                    f"{name}='{chosen}' with a gain of {gain:g} on numbers of about {size:.3g} can make "
+                    "features that are equal for all but few rows, which would show these (fewest_rows is "
+                    f"{self.limits.fewest_rows}). Choose 'gelu' or 'tanh', float64, a gain of at most 4, and "
+                    "scale='standard'."
+                )
 
     def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
         """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
@@ -427,6 +431,15 @@ class Disclosure:
         warning = self.check_products(width, parts)
         told = f"told so far: {self.tell(term, layout, width * parts, kind_of(request.kind).counts):.0%}"
         return told if warning is None else f"{told}; {warning}"
+
+    def _size(self, rows: ClientData, kind: str, chain: Chain) -> float:
+        """Root mean square of the numbers that the first projection of a run sees at this site."""
+        about = (self.account.history, *chain.digests[1:3])  # opening and preparation
+        if about not in self._sizes:
+            shown = rows_for(rows, kind, chain, {})
+            squares = sum(float(np.square(shown.features(span)).sum()) for span in shown.spans())
+            self._sizes = {about: float(np.sqrt(squares / (len(shown) * shown.width)))}
+        return self._sizes[about]
 
     def check_part(self, part: Part) -> None:
         """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it."""
