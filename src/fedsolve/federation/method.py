@@ -397,15 +397,16 @@ def flat_activations(parameters: Mapping[str, Any], size: float = 1.0) -> list[t
     """Parameters whose activation has one value on a whole stretch of what rows make it see, in the run's
     precision, so that a unit may be equal for all rows but one: (parameter, activation, gain).
 
-    size: root mean square of the rows' numbers; of standardised ones 1.
+    size: root mean square of the rows' numbers, of standardised ones 1; as far as the first activation lets
+          it through: one that is bounded shows signs of large numbers, not how large they are.
     """
-    given, found, zero = parameters.get("gain"), [], parameters.get("zero_activation")
-    after = float(np.abs(activate(zero, np.array([-size, size]))).max()) if zero in ACTIVATIONS else size
+    given, found = parameters.get("gain"), []
+    zero = parameters.get("zero_activation", parameters.get("activation"))
+    seen = max(1.0, *np.abs(activate(zero, np.array([-size, size])))) if zero in ACTIVATIONS else size
     for name, chosen in parameters.items():
         gain = float(given) if isinstance(given, int | float) and name != "zero_activation" else 1.0
         told = name.endswith("activation") and not name.startswith("refinement")  # which stays at its client
         if told and chosen in ACTIVATIONS:
-            seen = size if name == "zero_activation" else max(1.0, after)
             reach = max(4.0, np.sqrt(3.0) * gain * seen)  # three deviations of a random projection
             inputs = np.linspace(-reach, reach, 2001).astype(parameters.get("precision", "float64"))
             if np.any(np.diff(activate(chosen, inputs)) == 0):
