@@ -18,6 +18,7 @@ from fedsolve.closedform.projections import projection
 from fedsolve.federation.folds import Part, fold_numbers, row_hashes
 from fedsolve.federation.messages import Request
 from fedsolve.federation.noisy_sums import NoisyAnswer
+from fedsolve.federation.participant import Participant
 from fedsolve.network.proposing import Proposing
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import OFF, Limits, column_counts
@@ -320,6 +321,25 @@ def test_an_outlier_in_two_moments(sites: int) -> None:
 
     assert abs(read_off(()) - 4000) < 15
     assert abs(read_off((0.0, 120.0)) - 4000) > 3000
+
+
+@SITES
+def test_a_row_that_has_most_of_the_weight(sites: int) -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((ROWS, 5)), np.arange(ROWS) % 2
+    weights = np.where(np.arange(ROWS) == 77, 1e9, 1.0)
+
+    def cross(limits: Limits) -> Any:
+        held = (
+            fs.ClientData(features, labels, np.arange(ROWS)[site::sites], weights) for site in range(sites)
+        )
+        inner = fs.LocalFederation([Participant(f"site {n}", rows) for n, rows in enumerate(held)])
+        federation = SecureFederation(inner, limits=limits)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"] / 1e9
+
+    assert shown(cross(OFF), features) == {77}
+    with pytest.raises(fs.CohortError, match=r"one row has 1\.00 of the weight of its class"):
+        cross(Limits())
 
 
 @SITES

@@ -55,6 +55,7 @@ from fedsolve.privacy.ring import Layout
 
 _INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows tells, against 1 of a number
 _FINEST = 48  # folds that a question may speak of; it gets those of the cells that lie in its own
+_SHARE = 2 / 3  # of the weight of a site's rows of a class, at most, for one row; of the cohort's it is less
 _WARNED = 20.0  # rows for each column of weights below which a site warns
 _TWO_LIMBS = -1  # stands for the exponent of numbers that were too large for one limb
 
@@ -410,6 +411,8 @@ class Disclosure:
             self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
         if request.kind != TABLE_MOMENTS:
             self._check_weights(chain)
+        if rows is not None and rows.own_weights is not None:
+            self._check_row_weights(rows, rows.own_weights)
         notes = [block.note.get("block", block.note) for block in chain.blocks]  # of members of the run too
         openings = [note["opening"]["parameters"] for note in notes if "opening" in note]
         for given in openings:
@@ -479,6 +482,18 @@ class Disclosure:
                 "with none; the difference would show classes by themselves, whose rows nobody counted by "
                 "column. Weigh classes as before, or train with noise."
             )
+
+    def _check_row_weights(self, rows: ClientData, weights: Array) -> None:
+        """Refuse weights of which one row has most in its class: each sum over the class would show it."""
+        codes = np.zeros(len(rows), dtype=np.int64) if rows.cells is None else rows.cells.codes
+        for code in np.unique(codes):
+            own = weights[codes == code]
+            if len(own) >= self.limits.fewest_rows and own.max() > _SHARE * own.sum():
+                raise TermError(
+                    f"one row has {own.max() / own.sum():.2f} of the weight of its class at a site, and at "
+                    f"most {_SHARE:.2f} may be; sums over the class would show it. Bring the weights of rows "
+                    "closer together."
+                )
 
     def check_products(self, width: int, parts: int = 1) -> str | None:
         """Refuse products of few rows with many columns of weights; a warning where they are not many.
