@@ -7,6 +7,7 @@ So the test reduces the matrix (totals, rows) and looks at the rows that each co
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.labels import labels_note
 from fedsolve.privacy.census import OFF, CensusStage, Limits
 from fedsolve.privacy.disclosure import Disclosure
+from fedsolve.privacy.joint_seed import SeedBook
+from fedsolve.privacy.policy import Budget
 from fedsolve.privacy.ring import Layout
 
 from .setups import take_census
@@ -201,6 +204,42 @@ def test_the_account_outlives_its_process(tmp_path: Any) -> None:
     whole = slice(None)
     assert np.array_equal(again.rows(data[0]).features(whole), accounts[0].rows(data[0]).features(whole))
     assert Participant("a", again.rows(data[0])).data.cells is not None
+
+
+def test_what_a_full_disk_kept_from_being_written_is_not_known(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was refused; asked again it would be sent as one that was told before."""
+    server = Listener(3, Limits())
+    folders = [tmp_path / name for name in server.names]
+    accounts = [Disclosure(Limits(), KEY, folder) for folder in folders]
+    data = [server.data(site) for site in range(len(folders))]
+    take_census(accounts, data, server.classes, server.names, "run")
+    site, term = accounts[0], Term({"gram": np.full((2, 2), 0.5)})
+    layout, budget, seeds = Layout.of(term), Budget(folders[0], KEY), SeedBook(folders[0])
+    refused = [
+        lambda: site.tell(term, layout, 2),
+        lambda: site.too_large(term.arrays["gram"]),
+        lambda: budget.pay(data[0], "answer", 0.1),
+        lambda: seeds.enter("drawing", {"about": "it", "number": "00"}),
+    ]
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    before = site.told, site._steps
+    with monkeypatch.context() as disk:
+        disk.setattr("os.fsync", full)
+        for ask in refused * 2:
+            with pytest.raises(fs.FedsolveError, match="no space left"):
+                ask()
+    assert (site.told, site._steps) == before
+    assert seeds.entry("drawing") is None
+    told = site.tell(term, layout, 2)
+    assert told > before[0]
+    budget.pay(data[0], "answer", 0.1)
+    assert Disclosure(Limits(), KEY, folders[0]).told == told
+    assert Budget(folders[0], KEY).spent == budget.spent > 0
 
 
 def test_classes_that_cannot_be_stored_do_not_keep_an_account_off_the_disk(tmp_path: Any) -> None:

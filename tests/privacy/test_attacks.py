@@ -13,10 +13,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fedsolve as fs
+from fedsolve.closedform.auto import CANDIDATES
 from fedsolve.closedform.projections import projection
 from fedsolve.federation.folds import Part, fold_numbers, row_hashes
 from fedsolve.federation.messages import Request
 from fedsolve.federation.noisy_sums import NoisyAnswer
+from fedsolve.federation.participant import Participant
 from fedsolve.network.proposing import Proposing
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import OFF, Limits, column_counts
@@ -211,6 +213,48 @@ def test_two_indicators_that_differ_in_one_row(sites: int) -> None:
 
 
 @SITES
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_an_indicator_that_differs_from_the_class_in_one_row(sites: int, task: Any) -> None:
+    """Rows of a class are a column of every product with the labels; so is a target of 0 and 1."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, ROWS)
+    flag = np.where(np.arange(ROWS) == 77, 1 - labels, labels)
+    features = np.column_stack([rng.standard_normal((ROWS, 5)), flag])
+
+    def difference(limits: Limits) -> Any:
+        given, owners = labels.astype(float if task == "regression" else int), np.arange(ROWS) % sites
+        inner = fs.LocalFederation.from_arrays(features, given, owners, task=task)
+        federation = SecureFederation(inner, limits=limits)
+        total = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))
+        return (total["gram"][:5, 5] - total["cross"][:5, -1])[:, None] * (1 - 2 * labels[77])
+
+    assert shown(difference(OFF), features[:, :5]) == {77}
+    assert shown(difference(Limits()), features[:, :5]) == set()
+
+
+@SITES
+def test_an_indicator_of_one_row_of_a_class_with_other_weights(sites: int) -> None:
+    """Products with two weights of the classes are products of each class."""
+    rng = np.random.default_rng(0)
+    labels = (np.arange(ROWS) % 5 == 2).astype(int)
+    flag = ((labels == 0) & (rng.random(ROWS) < 0.3)) | (np.arange(ROWS) == 77)
+    features = np.column_stack([rng.standard_normal((ROWS, 5)), flag])
+
+    def of_a_class(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        plain, weighted = (
+            heard(federation, fs.Recipe(fs.AFL(ridge=1.0), class_weight=weight))
+            for weight in (None, "balanced")
+        )
+        few, many = ROWS / (2 * weighted[0]["class_rows"])
+        return (weighted[1]["gram"] - few * plain[0]["gram"])[:, 5:] / (many - few)
+
+    assert shown(of_a_class(OFF), features) == {77}
+    with pytest.raises(fs.CohortError, match=r"other weights of their classes \(class_weight\)"):
+        of_a_class(Limits())
+
+
+@SITES
 def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
     """Set in enough rows of all, and in one of a fold: it is left out where the question is about folds."""
     rng = np.random.default_rng(0)
@@ -229,6 +273,30 @@ def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
     of_part, whole = grams(Limits())
     assert np.all(of_part[4] == 0)
     assert whole[4, 4] == features[:, 4].sum()
+
+
+@SITES
+def test_a_label_of_one_row_of_a_fold(sites: int) -> None:
+    """A choice of settings trains on two folds of three, by members of its run."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((ROWS, 5)), np.zeros((ROWS, 2))
+    labels[:, 0] = rng.random(ROWS) < 0.5
+    without = fold_numbers(row_hashes(features, labels))
+    labels[:, 1] = 1  # the label is part of what decides the fold
+    alone = int(np.flatnonzero(fold_numbers(row_hashes(features, labels)) == 0)[0])
+    labels[:, 1] = (fold_numbers(row_hashes(features, labels)) > 0) & (without > 0) & (rng.random(ROWS) < 0.5)
+    labels[alone, 1] = 1
+
+    def of_the_fold(limits: Limits) -> Any:
+        owners = np.arange(ROWS) % sites
+        inner = fs.LocalFederation.from_arrays(features, labels, owners, label_names=("a", "b"))
+        totals = heard(SecureFederation(inner, limits=limits), fs.Auto(methods="afl,kernelafl"))
+        of_two = next(t.term.arrays for t in totals if "1-0.cross" in t.term.arrays)
+        return (of_two["1-1.cross"] + of_two["1-2.cross"] - of_two["1-0.cross"])[:, 1:] / 2
+
+    assert shown(of_the_fold(OFF), features) == {alone}
+    with pytest.raises(fs.CohortError, match=r"few rows have or lack the label 1 .* in a part of the rows"):
+        of_the_fold(Limits(told=100))
 
 
 @SITES
@@ -253,6 +321,25 @@ def test_an_outlier_in_two_moments(sites: int) -> None:
 
     assert abs(read_off(()) - 4000) < 15
     assert abs(read_off((0.0, 120.0)) - 4000) > 3000
+
+
+@SITES
+def test_a_row_that_has_most_of_the_weight(sites: int) -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((ROWS, 5)), np.arange(ROWS) % 2
+    weights = np.where(np.arange(ROWS) == 77, 1e9, 1.0)
+
+    def cross(limits: Limits) -> Any:
+        held = (
+            fs.ClientData(features, labels, np.arange(ROWS)[site::sites], weights) for site in range(sites)
+        )
+        inner = fs.LocalFederation([Participant(f"site {n}", rows) for n, rows in enumerate(held)])
+        federation = SecureFederation(inner, limits=limits)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"] / 1e9
+
+    assert shown(cross(OFF), features) == {77}
+    with pytest.raises(fs.CohortError, match=r"one row has 1\.00 of the weight of its class"):
+        cross(Limits())
 
 
 @SITES
@@ -335,12 +422,67 @@ def test_units_that_fire_for_one_row(sites: int) -> None:
     assert (alike > 1 - 1e-12).any()  # a row of the answer is a row of the table but for its length
     open_told = Limits(told=100)
     for settings, why in (
-        ({"activation": "relu"}, "activation='relu' with a gain of 1 can make features that are"),
-        ({"gain": 1000.0}, "activation='gelu' with a gain of 1000 can make features"),
+        ({"activation": "relu"}, "activation='relu' with a gain of 1 on .* can make features that are"),
+        ({"gain": 1000.0}, "activation='gelu' with a gain of 1000 on .* can make features"),
+        (
+            {"scale": "standard", "gain": 4.0, "precision": "float32"},
+            "with a gain of 4 on .* can make features",
+        ),
         ({"hidden_width": 1024}, r"1,024 columns over 600 rows.*rows_per_width"),
     ):
         with pytest.raises(fs.CohortError, match=why):
             unit_rows(sites, open_told, **settings)
+
+
+@SITES
+def test_units_of_large_numbers_that_fire_for_one_row(sites: int) -> None:
+    """Far from 0 every smooth activation is flat; standardised, the same rows are near."""
+    features, labels = digits(900)
+    method = fs.DeepAFL(layers=1, width=240, zero_activation="gelu", ridge=1.0)
+    drawn = projection(method.seed, "zero", 0, 64, 240, 1.0, "float64")
+
+    def gram(limits: Limits) -> Any:
+        federation = secure(1000 * features, labels, sites, limits)
+        return federation.exchange(*first(federation, method))["gram"]
+
+    units = [row / np.sqrt(row[place]) for place, row in enumerate(gram(OFF)) if row[place] > 0]
+    on = [(unit > 1e-3, unit) for unit in units]
+    solved = [
+        np.linalg.lstsq(drawn.weight[:, some].T, (unit - drawn.bias)[some], rcond=None)[0]
+        for some, unit in on
+        if some.sum() > 64
+    ]
+    assert shown(np.transpose(solved) / 1000, features)
+    with pytest.raises(fs.CohortError, match=r"on numbers of about 7\.\d+e\+03 can make features"):
+        gram(Limits(told=100))
+
+
+@SITES
+def test_units_of_a_member_that_fire_for_one_row(sites: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a run have openings of their own."""
+    crafted = [fs.DeepAFL(layers=1, width=64, activation="relu", ridge=ridge) for ridge in (1.0, 2.0)]
+    monkeypatch.setitem(CANDIDATES, "deepafl", lambda *given: crafted)
+    features, labels = digits(1200)
+    sums: list[str] = []
+
+    def asked(limits: Limits) -> None:
+        sums.clear()
+        federation = secure(features, labels, sites, limits)
+        exchange = federation.exchange
+
+        def listening(request: Any, chain: Any) -> Any:
+            total = exchange(request, chain)
+            sums.extend(total.term.arrays)
+            return total
+
+        federation.exchange = listening  # type: ignore[method-assign]
+        fs.Auto(methods="deepafl").fit(federation)
+
+    asked(OFF)
+    assert "0-0.hidden_gram" in sums
+    with pytest.raises(fs.CohortError, match=r"activation='relu' with a gain of 1 on .* can make"):
+        asked(Limits(told=100))
+    assert "0-0.hidden_gram" not in sums
 
 
 # -- told ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedsolve.privacy.census import Limits
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.policy import Budget, PolicyGuard, SitePolicy
+from fedsolve.privacy.ring import Layout
 
 from .sites import Sites
 from .test_secure import ASK, Failing
@@ -99,6 +101,23 @@ def test_a_slot_gives_the_same_bytes_and_is_paid_for_once(tmp_path):
     assert first.clients["client-0"].budget.spent == pytest.approx(
         epsilon_of(0.1 * np.sqrt(2) * mu_of(1.0, 1e-5), 1e-5)
     )
+
+
+def test_what_was_paid_for_one_question_pays_for_no_other():
+    """A slot whose first question costs little and is never answered, since its layout does not hold it."""
+    sites = Sites(3)
+    sites.run = fs.Private("afl", epsilon=1.0).start(sites.federation.describe())
+    sites.layout, whole = Layout.of(sites.term(sites.names[0])), sites.request
+    budget, mu = sites.clients["client-0"].budget, whole().note["mu"]
+
+    def asked(share, layout):
+        sites.request = lambda step=0: replace(whole(step), note={"mu": share * mu})
+        return sites.masked("client-0", 0, sites.names, layout=layout)
+
+    with pytest.raises(fs.TermError, match="which the layout of this sum has not"):
+        asked(1e-3, Layout(()))
+    assert asked(1.0, sites.layout)
+    assert budget.spent >= epsilon_of(mu, 1e-5)
 
 
 def test_private_questions_are_no_way_around_the_rules():

@@ -197,6 +197,33 @@ def test_a_site_that_starts_again_knows_what_it_did(tmp_path: Path) -> None:
         sites.open(sites.ask(2, sites.names, silent=sites.names[6:]))
 
 
+class AnySize(int):
+    """A size that every file has."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __add__(self, more: int) -> AnySize:
+        return self
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+def test_two_servers_of_sites_with_one_state_folder(tmp_path: Path, ruled: bool) -> None:
+    """Of two processes with one ledger neither knows what the other has opened."""
+    ledgers = [[Ledger(tmp_path / str(n)) for n in range(9)] for _ in range(2)]
+    one, other = (Sites(ledgers=own, run=f"of server {place}") for place, own in enumerate(ledgers))
+    if not ruled:
+        for ledger in (each for own in ledgers for each in own):
+            ledger._size = AnySize()
+    whole = one.open(one.ask(0, one.names))
+    if ruled:
+        with pytest.raises(fs.ModelFileError, match="another client uses this folder"):
+            other.ask(0, other.names[:8])
+    else:
+        alone = whole - other.open(other.ask(0, other.names[:8]))
+        assert np.allclose(alone, one.gram(one.names[8:]), rtol=0, atol=1e-12)
+
+
 def test_a_torn_line_of_a_ledger_is_dropped_and_a_damaged_one_refused(tmp_path: Path) -> None:
     Ledger(tmp_path).open(Opening("run", "a", ("a", "b", "c")), bytes)
     path = tmp_path / "ledger.jsonl"

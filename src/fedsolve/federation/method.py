@@ -393,16 +393,22 @@ def opening_classes(chain: Chain) -> Array | None:
     return labels_from_note(chain.opening["classes"])
 
 
-def flat_activations(parameters: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """Parameters whose activation has one value on a whole stretch of what standardised rows make it see, so
-    that a unit may be equal for all rows but one: (parameter, activation, gain).
+def flat_activations(parameters: Mapping[str, Any], size: float = 1.0) -> list[tuple[str, str, float]]:
+    """Parameters whose activation has one value on a whole stretch of what rows make it see, in the run's
+    precision, so that a unit may be equal for all rows but one: (parameter, activation, gain).
+
+    size: root mean square of the rows' numbers, of standardised ones 1; as far as the first activation lets
+          it through: one that is bounded shows signs of large numbers, not how large they are.
     """
     given, found = parameters.get("gain"), []
+    zero = parameters.get("zero_activation", parameters.get("activation"))
+    seen = max(1.0, *np.abs(activate(zero, np.array([-size, size])))) if zero in ACTIVATIONS else size
     for name, chosen in parameters.items():
         gain = float(given) if isinstance(given, int | float) and name != "zero_activation" else 1.0
         told = name.endswith("activation") and not name.startswith("refinement")  # which stays at its client
         if told and chosen in ACTIVATIONS:
-            reach = max(4.0, np.sqrt(3.0) * gain)  # three deviations of a random projection
-            if np.any(np.diff(activate(chosen, np.linspace(-reach, reach, 2001))) == 0):
+            reach = max(4.0, np.sqrt(3.0) * gain * seen)  # three deviations of a random projection
+            inputs = np.linspace(-reach, reach, 2001).astype(parameters.get("precision", "float64"))
+            if np.any(np.diff(activate(chosen, inputs)) == 0):
                 found.append((name, chosen, gain))
     return found

@@ -6,7 +6,7 @@ Before the first question of a run, secure sums in two stages, or four, each sho
     columns  of the rows that were just taken in: rows in which a column, or a target, has another value than
              in most; of all rows and of each fold. A site with one row or two adds nothing that shows.
              Where every site finds that its own rows hide each other, that is all
-    pairs    rows in which two indicators are set together, as the Gram matrix would tell
+    pairs    rows in which two indicators, classes among them, are set together, as products would tell
     crowded  columns that sites need left out, so that no row has more than a third of a combination
 
 All sites see the same sums and draw the same conclusions. Each stage that was shown enters the history of
@@ -77,7 +77,8 @@ OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf, epsi
 class CensusStage:
     """One sum of a census: its name, run, earlier history, classes and limits.
 
-    columns: indicators that pairs are counted of. labels: several a row, indicators too, after the features.
+    columns: indicators that pairs are counted of. labels: several a row, indicators too, after the features;
+    then targets, where there are no classes.
     """
 
     name: str
@@ -111,10 +112,11 @@ class CensusStage:
         features += self.labels
         targets = outputs if self.classes is None and not self.labels else 0
         labels = labels_from_note(self.classes)
-        classes, pairs = 1 if labels is None else len(labels), len(self.columns) + 1
+        classes = 1 if labels is None else len(labels)
+        pairs = len(self.columns) + classes
         shapes: dict[str, dict[str, tuple[int, ...]]] = {
             "cells": {"cells": (classes, sum(DIVISIONS)), "fresh": (classes,)},
-            "columns": {"columns": (8, 1 + FOLDS, features + targets), "numbers": (features,)},
+            "columns": {"columns": (8, 1 + FOLDS, features + targets), "numbers": (features + targets,)},
             "pairs": {"pairs": (1 + FOLDS, pairs, pairs)},
             "crowded": {"crowded": (2, features)},
         }
@@ -134,7 +136,8 @@ class CensusStage:
             numbers = arrays["numbers"]
             set_somewhere = arrays["columns"][6, 0, : len(numbers)] > 0
             columns = tuple(np.flatnonzero(set_somewhere & (numbers == 0)).tolist())
-            name = "pairs" if len(columns) > 1 and total.counts["singled"] and not self.limits.off else ""
+            several = len(columns) > (self.classes is None)
+            name = "pairs" if several and total.counts["singled"] and not self.limits.off else ""
         elif self.name == "pairs":
             name = "crowded"
         if not name:
@@ -186,38 +189,38 @@ def few_columns(columns: Array, limits: Limits, sites: int) -> Array:
     return np.stack([few[0], few.any(axis=0)])
 
 
-def pair_counts(values: Array) -> Array:
-    """(columns + 1, columns + 1) rows in which two indicators are set; the last one is set in all rows."""
-    design = np.column_stack([values, np.ones(len(values))])
+def pair_counts(design: Array) -> Array:
+    """(columns, columns) rows in which two indicators are set."""
     return np.asarray(design.T @ design)
 
 
-def singled_out(values: Array, pairs: Array | None = None) -> tuple[float, Array]:
+def singled_out(design: Array, pairs: Array | None = None) -> tuple[float, Array]:
     """The largest leverage of these rows, and the weights (columns,) of the combination that has it.
 
     pairs: of all rows that these are among; of these alone when None.
 
     The share of row x in the best combination of indicators is its leverage x' P⁻ x, P being the pair counts.
     """
-    design = np.column_stack([values, np.ones(len(values))])
-    pairs = design.T @ design if pairs is None else pairs
+    pairs = pair_counts(design) if pairs is None else pairs
     weights = design @ np.linalg.pinv(pairs, rcond=1e-9, hermitian=True)
     leverage = np.sum(weights * design, axis=1)
     worst = int(np.argmax(leverage))
-    return float(leverage[worst]) - 1e-9, np.abs(weights[worst, :-1])
+    return float(leverage[worst]) - 1e-9, np.abs(weights[worst])
 
 
-def crowded(values: Array, pairs: Array) -> Array:
-    """(columns,) what is to be left out so that none of these rows has more than a third of a combination.
+def crowded(design: Array, pairs: Array, free: int) -> Array:
+    """(free,) which of the first columns are to be left out so that none of these rows has more than a third
+    of a combination; the others, such as classes, stay.
 
     pairs: of all rows, these among them. Fewer columns never raise a leverage, so that sites may leave out
     each what it needs; and more rows never do, so that a site whose own rows suffice needs nothing.
     """
-    out = np.zeros(values.shape[1], dtype=bool)
-    while len(values) and not out.all():
+    out = np.zeros(design.shape[1], dtype=bool)
+    while len(design) and not out[:free].all():
         kept = np.flatnonzero(~out)
-        most, share = singled_out(values[:, kept], pairs[np.ix_([*kept, -1], [*kept, -1])])
+        most, share = singled_out(design[:, kept], pairs[np.ix_(kept, kept)])
         if most <= LEVERAGE:
             break
+        share = share[kept < free]
         out[kept[np.flatnonzero(share >= share.max() * (1 - 1e-6))[-1]]] = True
-    return out
+    return out[:free]

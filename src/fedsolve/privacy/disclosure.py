@@ -33,7 +33,7 @@ from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.container import Shelf, from_parts, to_parts
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.client_data import TABLE_MOMENTS, ClientData, rows_for
 from fedsolve.federation.cohort import departed
 from fedsolve.federation.folds import (
     FOLDS,
@@ -55,6 +55,7 @@ from fedsolve.privacy.ring import Layout
 
 _INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows tells, against 1 of a number
 _FINEST = 48  # folds that a question may speak of; it gets those of the cells that lie in its own
+_SHARE = 2 / 3  # of the weight of a site's rows of a class, at most, for one row; of the cohort's it is less
 _WARNED = 20.0  # rows for each column of weights below which a site warns
 _TWO_LIMBS = -1  # stands for the exponent of numbers that were too large for one limb
 
@@ -126,11 +127,13 @@ class Disclosure:
         self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
+        self._sizes: dict[tuple[str, ...], float] = {}
         self._digests = lru_cache(maxsize=1)(partial(row_digests, key=self.key))
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         if self.folder is not None:
             remedy = "Without it this site cannot know what it has told; it must sit out."
             self._shelf = Shelf(self.folder, remedy)
+            self._written = self._parts()
             self._shelf.kept("cells", self._load)
 
     def accounts(self) -> list[list[Any]]:
@@ -150,19 +153,19 @@ class Disclosure:
             return Term({"cells": np.minimum(own, cap), "fresh": own[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
-        values, folds = self._last_batch(data, stage)
+        values, folds, whole = self._last_batch(data, stage)
         if stage.name == "columns":
-            own = values[:, : data.width + stage.labels]
-            numbers = (~np.isnan(own) & (own != 0) & (own != 1)).any(axis=0)
+            numbers = (~np.isnan(values) & (values != 0) & (values != 1)).any(axis=0)
             # Whether indicators single a row out among this site's own, of all or of a fold.
-            parts = [one[:, ~numbers] for one in (own, *(own[folds == fold] for fold in range(FOLDS)))]
-            asked = [one for one in parts if len(one) and one.shape[1] > 1 and not self.limits.off]
+            own = np.column_stack([values[:, ~numbers], whole])
+            parts = (own, *(own[folds == fold] for fold in range(FOLDS)))
+            asked = [one for one in parts if len(one) and not numbers.all() and not self.limits.off]
             highest = (census.singled_out(one)[0] for one in asked)
             singled = any(leverage > LEVERAGE for leverage in highest)
             columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}
             return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
-        tables = [census.pair_counts(some) for some in self._indicators(values, folds, stage)]
+        tables = [census.pair_counts(some) for some in self._indicators(data, stage)]
         return Term({"pairs": np.stack(tables)})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
@@ -237,15 +240,16 @@ class Disclosure:
                     "the target is the same in all but few rows, which its products would show (fewest_rows "
                     f"is {self.limits.fewest_rows}). Choose another target, or noise."
                 )
-            left[-1], numbers = few[:, : data.width + stage.labels], base.numbers | (found["numbers"] > 0)
+            wide = data.width + stage.labels
+            left[-1], numbers = few[:, :wide], base.numbers | (found["numbers"][:wide] > 0)
             size = base.size + int(total.counts["rows"])
             return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
         if stage.name == "pairs":
-            values, folds = self._last_batch(data, stage)
-            flags = np.zeros((2, data.width + stage.labels), dtype=bool)
-            for place, some in enumerate(self._indicators(values, folds, stage)):
-                there = some if place == 0 else some[folds == place - 1]
-                flags[min(place, 1), list(stage.columns)] |= census.crowded(there, found["pairs"][place])
+            wide = data.width + stage.labels
+            flags, free = np.zeros((2, wide), dtype=bool), [each for each in stage.columns if each < wide]
+            for place, some in enumerate(self._indicators(data, stage)):
+                there = some[some.any(axis=1)]
+                flags[min(place, 1), free] |= census.crowded(there, found["pairs"][place], len(free))
             flags[1] |= flags[0]
             return dataclasses.replace(base, crowded=flags)
         left[-1] |= found["crowded"] > 0
@@ -330,9 +334,9 @@ class Disclosure:
         if by_class and not base.by_class:
             raise TermError("rows of this site took part without classes, and are not told apart by them.")
 
-    def _last_batch(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array]:
+    def _last_batch(self, data: ClientData, stage: CensusStage) -> tuple[Array, Array, Array]:
         """(rows, columns) of the rows that were taken in last the features and, where there are no classes,
-        the targets; and the fold of three that each row is in."""
+        the targets; the fold of three that each row is in; and (rows, classes) its class, or one for all."""
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
@@ -340,18 +344,23 @@ class Disclosure:
         cells = RowCells(here, rows["fold"][here], rows["count"][here])
         batch = data.taking(there)
         folds = fold_numbers(batch.within(cells).row_hashes(), FOLDS)
-        values = batch.features(slice(None))
-        if stage.classes is None:
+        values, classes = batch.features(slice(None)), labels_from_note(stage.classes)
+        if classes is None:
             targets = np.asarray(batch.own_labels, dtype=np.float64)
             values = np.column_stack([values, targets.reshape(len(values), -1)])
-        return values, folds
+        return values, folds, np.eye(1 if classes is None else len(classes))[_codes(batch, classes)]
 
-    def _indicators(self, values: Array, folds: Array, stage: CensusStage) -> list[Array]:
-        """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
-        columns, left = list(stage.columns), self.account.left_out[-1]
-        values = values[:, columns] * ~left[0, columns]
-        divided = values * ~left[1, columns]
-        return [values, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
+    def _indicators(self, data: ClientData, stage: CensusStage) -> list[Array]:
+        """The indicators of the last batch without what is left out, and its classes: of all rows, and of
+        those of each fold."""
+        values, folds, whole = self._last_batch(data, stage)
+        left = np.zeros((2, values.shape[1]), dtype=bool)
+        left[:, : data.width + stage.labels] = self.account.left_out[-1]
+        columns = list(stage.columns)
+        every, divided = (
+            np.column_stack([(values * ~some)[:, columns], whole]) for some in (left[0], left.any(axis=0))
+        )
+        return [every, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
 
     def rows(self, data: ClientData) -> ClientData:
         """The rows that take part, in their cells, without what was left out."""
@@ -380,7 +389,7 @@ class Disclosure:
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 
-    def permit(self, request: Request, chain: Chain, _: ClientData | None = None) -> None:
+    def permit(self, request: Request, chain: Chain, rows: ClientData | None = None) -> None:
         """Refuse a question about few rows before anything is computed."""
         if request.position:
             check_method(chain)
@@ -388,6 +397,9 @@ class Disclosure:
             return
         if (part := part_of(request, chain)) is not None:
             self.check_part(part)
+        if _divided(request, chain):  # by a member of the run too
+            where = "a part of the rows; train without calibration and with settings that are given"
+            self._check_labels(1, where)
         if not request.position:
             return
         opening = chain.opening
@@ -397,29 +409,43 @@ class Disclosure:
             raise TermError("this run has other labels than the census of its rows had.")
         if self._labels:
             self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
-        for name, chosen, gain in flat_activations(opening["parameters"]):
-            raise TermError(
-                f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
-                f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
-                "'tanh', and a gain of at most 4."
-            )
+        if request.kind != TABLE_MOMENTS:
+            self._check_weights(chain)
+        if rows is not None and rows.own_weights is not None:
+            self._check_row_weights(rows, rows.own_weights)
+        notes = [block.note.get("block", block.note) for block in chain.blocks]  # of members of the run too
+        openings = [note["opening"]["parameters"] for note in notes if "opening" in note]
+        for given in openings:
+            plain = given.get("scale") != "standard" and request.kind != TABLE_MOMENTS
+            size = self._size(rows, request.kind, chain) if plain and rows and "activation" in given else 1.0
+            for name, chosen, gain in flat_activations(given, size):
+                raise TermError(
+                    f"{name}='{chosen}' with a gain of {gain:g} on numbers of about {size:.3g} can make "
+                    "features that are equal for all but few rows, which would show these (fewest_rows is "
+                    f"{self.limits.fewest_rows}). Choose 'gelu' or 'tanh', float64, a gain of at most 4, and "
+                    "scale='standard'."
+                )
 
     def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
         """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
-        blocks = chain.blocks if request.position else []
-        divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
         # Columns of weights in the widest product; and of how many folds the smallest part may be one.
         width = max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
-        parts = FOLDS if divided else 1
+        parts = FOLDS if _divided(request, chain) else 1
         warning = self.check_products(width, parts)
         told = f"told so far: {self.tell(term, layout, width * parts, kind_of(request.kind).counts):.0%}"
         return told if warning is None else f"{told}; {warning}"
 
+    def _size(self, rows: ClientData, kind: str, chain: Chain) -> float:
+        """Root mean square of the numbers that the first projection of a run sees at this site."""
+        about = (self.account.history, *chain.digests[1:3])  # opening and preparation
+        if about not in self._sizes:
+            shown = rows_for(rows, kind, chain, {})
+            squares = sum(float(np.square(shown.features(span)).sum()) for span in shown.spans())
+            self._sizes = {about: float(np.sqrt(squares / (len(shown) * shown.width)))}
+        return self._sizes[about]
+
     def check_part(self, part: Part) -> None:
         """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it."""
-        self._check_labels(
-            1, "a part of the rows; train without calibration and with settings that are given"
-        )
         most = int(self.account.rows["count"].max(initial=1))
         if part.count > _FINEST:
             raise TermError(
@@ -445,6 +471,29 @@ class Disclosure:
                 f"too few rows have or lack the label {told} (fewest_rows is {self.limits.fewest_rows}) in "
                 f"{where}."
             )
+
+    def _check_weights(self, chain: Chain) -> None:
+        """Refuse other weights of classes than before: two products would show that of some classes alone."""
+        given = [each.arrays["class_weight"] for each in chain.blocks if "class_weight" in each.arrays]
+        weights = [] if not given or np.all(given[0] == 1) else given[0].tolist()
+        if self._book.setdefault("class weights", weights) != weights:
+            raise TermError(
+                "products of these rows were told with other weights of their classes (class_weight), or "
+                "with none; the difference would show classes by themselves, whose rows nobody counted by "
+                "column. Weigh classes as before, or train with noise."
+            )
+
+    def _check_row_weights(self, rows: ClientData, weights: Array) -> None:
+        """Refuse weights of which one row has most in its class: each sum over the class would show it."""
+        codes = np.zeros(len(rows), dtype=np.int64) if rows.cells is None else rows.cells.codes
+        for code in np.unique(codes):
+            own = weights[codes == code]
+            if len(own) >= self.limits.fewest_rows and own.max() > _SHARE * own.sum():
+                raise TermError(
+                    f"one row has {own.max() / own.sum():.2f} of the weight of its class at a site, and at "
+                    f"most {_SHARE:.2f} may be; sums over the class would show it. Bring the weights of rows "
+                    "closer together."
+                )
 
     def check_products(self, width: int, parts: int = 1) -> str | None:
         """Refuse products of few rows with many columns of weights; a warning where they are not many.
@@ -544,16 +593,26 @@ class Disclosure:
         place = np.minimum(np.searchsorted(known, digests), len(known) - 1)
         return np.where(known[place] == digests, place, -1)
 
-    def _save(self) -> None:
-        if self.folder is None or not self.entering:
-            return
+    def _parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         kept = {name: getattr(self, name) for name in _KEPT}
         kept["_seen"] = sorted(self._seen)
         kept["accounts"] = [vars(self._now), vars(self.account)]
-        arrays, note = to_parts(kept, "an account")
-        self._shelf.keep("cells", note, arrays)
+        return to_parts(kept, "an account")
+
+    def _save(self) -> None:
+        """Write the account down; what cannot be written is forgotten, as its answer is not sent."""
+        if self.folder is None or not self.entering:
+            return
+        arrays, note = parts = self._parts()
+        try:
+            self._shelf.keep("cells", note, arrays)
+        except BaseException:
+            self._load(*self._written)
+            raise
+        self._written = parts
 
     def _load(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self._written = arrays, note
         kept = from_parts(arrays, note)
         vars(self).update({name: kept[name] for name in _KEPT})
         self._seen, self.classes = set(self._seen), labels_from_note(self._classes)
@@ -565,6 +624,12 @@ def _codes(data: ClientData, classes: Array | None) -> Array:
     if classes is None:
         return np.zeros(len(data), dtype=np.int64)
     return encode_labels(data.own_labels, classes).astype(np.int64)
+
+
+def _divided(request: Request, chain: Chain) -> bool:
+    """Whether a question, or a block that it rests on, is about a part of the rows."""
+    blocks = chain.blocks if request.position else []
+    return speaks_of_parts([request.note, *(block.note for block in blocks)])
 
 
 def _content(array: Array) -> str:

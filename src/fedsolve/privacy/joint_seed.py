@@ -81,8 +81,9 @@ class SeedBook:
                 "It takes no part until its people have asked why, and removed seeds.json."
             )
         if entry != self._entries.get(run):
-            self._entries[run] = dict(entry)
-            self._shelf.keep("seeds.json", self._entries)
+            entries = {**self._entries, run: dict(entry)}
+            self._shelf.keep("seeds.json", entries)
+            self._entries = entries
 
     def drew(self, seed: int, about: str, names: Iterable[str] | None = None) -> bool:
         """Whether this seed was drawn for this; names: by these very sites."""

@@ -12,7 +12,8 @@ A client that helps to open totals keeps account of all that were opened, whoeve
 Which rows totals were about, `disclosure` keeps.
 
 Whatever is entered is on the disk before the client sends anything that follows from it. Every line of
-ledger.jsonl ends in a digest of itself and of all before it: one that was changed, or is missing, shows.
+ledger.jsonl ends in a digest of itself and of all before it: one that was changed, or is missing, shows. Two
+processes do not share a ledger: neither would know what the other has opened.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve.container import Shelf, canonical_json, undamaged
-from fedsolve.errors import CohortError, TermError
+from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy.notes import LEAST_COHORT
 
 _MARK = b"\t"
@@ -60,7 +61,7 @@ class Ledger:
         self._facts: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
         self._used, self.withdrawn = self._facts["used"], self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
-        self._digest = ""
+        self._digest, self._size = "", 0
         self.row_key = b"in memory"
         self.secrets: bytes | None = None
         self.folder = folder
@@ -212,10 +213,15 @@ class Ledger:
             digest = _next(self._digest, line)
             path = self.folder / "ledger.jsonl"
             with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(line + _MARK + digest.encode() + b"\n")
+                if file.tell() != self._size:
+                    raise ModelFileError(
+                        f"{path} has lines that this process neither wrote nor read: another client uses "
+                        "this folder (--state), or the disk was full. End all but one, and start it again."
+                    )
+                file.write(entry := line + _MARK + digest.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._digest = digest
+            self._digest, self._size = digest, self._size + len(entry)
         if kind == "opened":
             self.openings.append(Opening(key, values[0], tuple(values[1])))
         else:
@@ -236,6 +242,7 @@ class Ledger:
                 lines = whole.split(b"\n") if whole else []
                 if len(torn.partition(_MARK)[2]) == _DIGITS:
                     lines.append(torn)
+                self._size = sum(len(line) + 1 for line in lines)
                 if torn:  # the machine stopped while it wrote this line, and nothing that follows was sent
                     self._shelf.write("ledger.jsonl", b"".join(line + b"\n" for line in lines))
                 for number, line in enumerate(lines, 1):

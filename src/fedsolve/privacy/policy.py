@@ -250,15 +250,13 @@ class Budget:
                 f"this answer costs {costs:.2g} by itself. Nothing is sent."
             )
         spent[places] += mu * mu
-        self._digests, self._spent = digests, spent
-        self._paid |= {answer} - {""}
-        self._entries += 1
-        if self.folder is None:
-            return
-        # The count first: stopped in between, the site sits out rather than forget.
-        self._beside.keep(self._counter, {"entries": self._entries})
-        arrays = {"digests": self._digests, "spent": self._spent}
-        self._shelf.keep("budget", {"entries": self._entries, "paid": sorted(self._paid)}, arrays)
+        entries, paid = self._entries + 1, self._paid | ({answer} - {""})
+        if self.folder is not None:
+            # The count first: stopped in between, the site sits out rather than forget.
+            self._beside.keep(self._counter, {"entries": entries})
+            arrays = {"digests": digests, "spent": spent}
+            self._shelf.keep("budget", {"entries": entries, "paid": sorted(paid)}, arrays)
+        self._digests, self._spent, self._entries, self._paid = digests, spent, entries, paid
 
 
 class PolicyGuard:

@@ -202,7 +202,7 @@ class SecureClient:
                 signed = (client.members, cohort, note, run, layout.digest(), self.changing)
                 self._signatures.check(digest, *signed)
             if noisy:
-                term = self._noisy_term(request, place, len(cohort))
+                term = self._noisy_term(request, place, question, len(cohort))
             else:
                 rows = disclosure.rows(data)
                 term = self.participant.answer(request, rows=rows, permit=disclosure.permit)
@@ -231,8 +231,9 @@ class SecureClient:
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
 
-    def _noisy_term(self, request: Request, place: str, sites: int) -> Term | Needs:
-        """This client's answer with its share of the noise: drawn once for every slot, paid for before.
+    def _noisy_term(self, request: Request, place: str, question: str, sites: int) -> Term | Needs:
+        """This client's answer with its share of the noise: drawn once for every slot, paid for before, by
+        its question: of a slot another may have been paid for that was not answered.
 
         Noise hides rows by itself: all of them take part, and nobody counts them first.
         """
@@ -240,7 +241,7 @@ class SecureClient:
         def pay(asked: Request, chain: Chain, rows: ClientData) -> None:
             check_method(chain)
             self.budget.check_run(chain)
-            self.budget.pay(self.participant.data, place, _release(asked, chain).mu)
+            self.budget.pay(self.participant.data, question, _release(asked, chain).mu)
 
         term = self.participant.answer(request, permit=pay)
         if isinstance(term, Needs):
