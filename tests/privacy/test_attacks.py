@@ -392,12 +392,14 @@ def test_a_row_that_arrives_alone_is_not_counted_by_column(sites: int) -> None:
 
 
 def test_pairs_are_counted_where_the_rows_of_a_site_do_not_hide_each_other() -> None:
-    """A flag of one row in all, of many rows elsewhere, and of none: two sums of a census, or four."""
+    """A flag of one row in all, of one and gaps, of many rows elsewhere, and of none: two sums, or four."""
     rng = np.random.default_rng(0)
     rare, labels = np.arange(ROWS) == 77, np.arange(ROWS) % 2
-    for third, stages in ((rare, 4), (rare | (np.arange(ROWS) % 3 == 1), 4), (labels, 2)):
+    gaps = np.where(np.arange(ROWS) % 9 == 1, np.nan, rare)
+    for third, stages in ((rare, 4), (gaps, 4), (rare | (np.arange(ROWS) % 3 == 1), 4), (labels, 2)):
         features = np.column_stack([rng.standard_normal(ROWS), rng.random((ROWS, 2)) < 0.5, third])
-        held = [fs.ClientData(features, labels, np.arange(ROWS)[site::3]) for site in range(3)]
+        schema = Schema(tuple(map(Column, "abcd")))
+        held = [fs.ClientData(features, labels, np.arange(ROWS)[site::3], schema=schema) for site in range(3)]
         heard: list[str] = []
         accounts = [Disclosure(Limits(), bytes([site])) for site in range(3)]
         take_census(accounts, held, np.arange(2), ["a", "b", "c"], "run", heard)

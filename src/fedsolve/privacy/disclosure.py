@@ -157,7 +157,7 @@ class Disclosure:
         if stage.name == "columns":
             numbers = (~np.isnan(values) & (values != 0) & (values != 1)).any(axis=0)
             # Whether indicators single a row out among this site's own, of all or of a fold.
-            own = np.column_stack([values[:, ~numbers], whole])
+            own = np.column_stack([np.nan_to_num(values[:, ~numbers]), whole])  # a gap sets nothing
             parts = (own, *(own[folds == fold] for fold in range(FOLDS)))
             asked = [one for one in parts if len(one) and not numbers.all() and not self.limits.off]
             highest = (census.singled_out(one)[0] for one in asked)
@@ -358,7 +358,8 @@ class Disclosure:
         left[:, : data.width + stage.labels] = self.account.left_out[-1]
         columns = list(stage.columns)
         every, divided = (
-            np.column_stack([(values * ~some)[:, columns], whole]) for some in (left[0], left.any(axis=0))
+            np.column_stack([np.nan_to_num(values * ~some)[:, columns], whole])
+            for some in (left[0], left.any(axis=0))
         )
         return [every, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
 
