@@ -123,8 +123,8 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
     return classes
 
 
-def warn_of_alike(classes: Array) -> Array:
-    """The classes; a warning names texts that differ in case or spaces only, as sites may spell one class."""
+def warn_of_alike(classes: Array) -> None:
+    """Name texts that differ in case or spaces only, as sites may spell one class."""
     spelled: dict[str, list[str]] = {}
     for text in classes.tolist() if classes.dtype.kind == "U" else ():
         spelled.setdefault("".join(text.casefold().split()), []).append(text)
@@ -137,7 +137,6 @@ def warn_of_alike(classes: Array) -> Array:
             SpellingWarning,
             stacklevel=3,
         )
-    return classes
 
 
 def encode_labels(labels: Any, classes: Array, *, known: bool = True) -> Array:

@@ -55,7 +55,9 @@ class Spec:
         """What follows from the labels of all clients, by name; classes: those that were declared."""
         found = dict(labels)
         if task != "regression":
-            known = warn_of_alike(class_list(classes, list(found.values())))
+            known = class_list(classes, list(found.values()))
+            if known.dtype.kind == "U":
+                warn_of_alike(known)
             return cls(width, known, len(known), prefers, device)
         for name, targets in found.items():
             if targets.dtype.kind not in "fiub":

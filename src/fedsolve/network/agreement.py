@@ -144,7 +144,8 @@ class Agreement:
                     "quantity? Say which: --classes or --task regression (classes= or task=)."
                 )
             self._declared = found
-        return Spec(features, warn_of_alike(self._declared), len(self._declared), PREFERS)
+        warn_of_alike(self._declared)
+        return Spec(features, self._declared, len(self._declared), PREFERS)
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site with this description does not fit in with the others; None if it does."""

@@ -189,11 +189,6 @@ def few_columns(columns: Array, limits: Limits, sites: int) -> Array:
     return np.stack([few[0], few.any(axis=0)])
 
 
-def pair_counts(design: Array) -> Array:
-    """(columns, columns) rows in which two indicators are set."""
-    return np.asarray(design.T @ design)
-
-
 def singled_out(design: Array, pairs: Array | None = None) -> tuple[float, Array]:
     """The largest leverage of these rows, and the weights (columns,) of the combination that has it.
 
@@ -201,7 +196,7 @@ def singled_out(design: Array, pairs: Array | None = None) -> tuple[float, Array
 
     The share of row x in the best combination of indicators is its leverage x' P⁻ x, P being the pair counts.
     """
-    pairs = pair_counts(design) if pairs is None else pairs
+    pairs = design.T @ design if pairs is None else pairs
     weights = design @ np.linalg.pinv(pairs, rcond=1e-9, hermitian=True)
     leverage = np.sum(weights * design, axis=1)
     worst = int(np.argmax(leverage))

@@ -165,8 +165,7 @@ class Disclosure:
             columns = census.column_counts(values, folds, cap)
             counts = {"rows": len(values), "singled": int(singled), "sites": int(len(values) > 0)}
             return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
-        tables = [census.pair_counts(some) for some in self._indicators(data, stage)]
-        return Term({"pairs": np.stack(tables)})
+        return Term({"pairs": np.stack([some.T @ some for some in self._indicators(data, stage)])})
 
     def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
         """Take a stage of a census in. Returns what the people at the site read about it."""
@@ -398,7 +397,8 @@ class Disclosure:
             return
         if (part := part_of(request, chain)) is not None:
             self.check_part(part)
-        if _divided(request, chain):  # by a member of the run too
+        blocks = chain.blocks if request.position else []
+        if speaks_of_parts([request.note, *(block.note for block in blocks)]):  # or a member of the run does
             where = "a part of the rows; train without calibration and with settings that are given"
             self._check_labels(1, where)
         if not request.position:
@@ -410,8 +410,15 @@ class Disclosure:
             raise TermError("this run has other labels than the census of its rows had.")
         if self._labels:
             self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
-        if request.kind != TABLE_MOMENTS:
-            self._check_weights(chain)
+        # Two weightings of the classes would show the products of some classes alone.
+        given = [each.arrays["class_weight"] for each in chain.blocks if "class_weight" in each.arrays]
+        weights = [] if not given or np.all(given[0] == 1) else given[0].tolist()
+        if request.kind != TABLE_MOMENTS and self._book.setdefault("class weights", weights) != weights:
+            raise TermError(
+                "products of these rows were told with other weights of their classes (class_weight), or "
+                "with none; the difference would show classes by themselves, whose rows nobody counted by "
+                "column. Weigh classes as before, or train with noise."
+            )
         if rows is not None and rows.own_weights is not None:
             self._check_row_weights(rows, rows.own_weights)
         notes = [block.note.get("block", block.note) for block in chain.blocks]  # of members of the run too
@@ -431,7 +438,8 @@ class Disclosure:
         """Enter what an answer tells, or refuse it by a rule. Returns the share told so far, in words."""
         # Columns of weights in the widest product; and of how many folds the smallest part may be one.
         width = max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
-        parts = FOLDS if _divided(request, chain) else 1
+        blocks = chain.blocks if request.position else []
+        parts = FOLDS if speaks_of_parts([request.note, *(block.note for block in blocks)]) else 1
         warning = self.check_products(width, parts)
         told = f"told so far: {self.tell(term, layout, width * parts, kind_of(request.kind).counts):.0%}"
         return told if warning is None else f"{told}; {warning}"
@@ -471,17 +479,6 @@ class Disclosure:
             raise TermError(
                 f"too few rows have or lack the label {told} (fewest_rows is {self.limits.fewest_rows}) in "
                 f"{where}."
-            )
-
-    def _check_weights(self, chain: Chain) -> None:
-        """Refuse other weights of classes than before: two products would show that of some classes alone."""
-        given = [each.arrays["class_weight"] for each in chain.blocks if "class_weight" in each.arrays]
-        weights = [] if not given or np.all(given[0] == 1) else given[0].tolist()
-        if self._book.setdefault("class weights", weights) != weights:
-            raise TermError(
-                "products of these rows were told with other weights of their classes (class_weight), or "
-                "with none; the difference would show classes by themselves, whose rows nobody counted by "
-                "column. Weigh classes as before, or train with noise."
             )
 
     def _check_row_weights(self, rows: ClientData, weights: Array) -> None:
@@ -625,12 +622,6 @@ def _codes(data: ClientData, classes: Array | None) -> Array:
     if classes is None:
         return np.zeros(len(data), dtype=np.int64)
     return encode_labels(data.own_labels, classes).astype(np.int64)
-
-
-def _divided(request: Request, chain: Chain) -> bool:
-    """Whether a question, or a block that it rests on, is about a part of the rows."""
-    blocks = chain.blocks if request.position else []
-    return speaks_of_parts([request.note, *(block.note for block in blocks)])
 
 
 def _content(array: Array) -> str:
