@@ -281,7 +281,7 @@ def test_a_round_is_timed_beside_plain_loops() -> None:
     from benchmarks import speed
 
     found = speed.measure(rounds=1, flower=False, workers=(1, 2), clients=2, rows=16, network="cnn")
-    ways = ("fedsolve", "plain loop", "PFLlib's loop")
+    ways = ("fedsolve", "plain loop", "PFLlib's loop", "plain loop, torch's layers")
     assert [(one["way"], one["cores"]) for one in found["ways"]] == [(w, n) for n in (1, 2) for w in ways]
     assert [one["ratio"] for one in found["ways"] if one["way"] == "fedsolve"] == [1, 1]
     assert "| plain loop | " in speed.table(found)
