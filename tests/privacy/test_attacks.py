@@ -406,6 +406,24 @@ def test_pairs_are_counted_where_the_rows_of_a_site_do_not_hide_each_other() -> 
         assert heard == ["cells", "columns", "pairs", "crowded"][:stages]
 
 
+@SITES
+def test_two_indicators_that_differ_by_a_gap(sites: int) -> None:
+    """Gaps are filled by the mean of the column, which the other one does not have there."""
+    rng = np.random.default_rng(0)
+    half = (rng.random(ROWS) < 0.5).astype(float)
+    half[77] = 0.0
+    gap = np.where(np.arange(ROWS) == 77, np.nan, half)
+    features = np.column_stack([rng.standard_normal((ROWS, 2)), half, gap])
+    labels, schema = rng.integers(0, 2, ROWS), Schema(tuple(map(Column, "abcd")))
+    held = [
+        fs.ClientData(features, labels, np.arange(ROWS)[site::sites], schema=schema) for site in range(sites)
+    ]
+    accounts = [Disclosure(Limits(), bytes([site])) for site in range(sites)]
+    take_census(accounts, held, np.arange(2), [f"site{site}" for site in range(sites)], "run", [])
+    for each in accounts:
+        assert each.account.left_out[-1][0, 2:].any()
+
+
 def unit_rows(sites: int, limits: Limits, **settings: Any) -> tuple[Any, Any]:
     """One honest question of DeepAFL: sums of hidden units times features, and the features of all rows."""
     features, labels = digits()

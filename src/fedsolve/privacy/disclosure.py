@@ -57,6 +57,7 @@ _INDICATOR = 1 / 6  # numbers that an indicator holds, and that a count of rows 
 _FINEST = 48  # folds that a question may speak of; it gets those of the cells that lie in its own
 _SHARE = 2 / 3  # of the weight of a site's rows of a class, at most, for one row; of the cohort's it is less
 _WARNED = 20.0  # rows for each column of weights below which a site warns
+_filled = partial(np.nan_to_num, nan=-1.0)  # filled by a mean, it is neither 0 nor 1, and may set a row apart
 _TWO_LIMBS = -1  # stands for the exponent of numbers that were too large for one limb
 
 _AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
@@ -157,7 +158,7 @@ class Disclosure:
         if stage.name == "columns":
             numbers = (~np.isnan(values) & (values != 0) & (values != 1)).any(axis=0)
             # Whether indicators single a row out among this site's own, of all or of a fold.
-            own = np.column_stack([np.nan_to_num(values[:, ~numbers]), whole])  # a gap sets nothing
+            own = np.column_stack([_filled(values[:, ~numbers]), whole])
             parts = (own, *(own[folds == fold] for fold in range(FOLDS)))
             asked = [one for one in parts if len(one) and not numbers.all() and not self.limits.off]
             highest = (census.singled_out(one)[0] for one in asked)
@@ -357,7 +358,7 @@ class Disclosure:
         left[:, : data.width + stage.labels] = self.account.left_out[-1]
         columns = list(stage.columns)
         every, divided = (
-            np.column_stack([np.nan_to_num(values * ~some)[:, columns], whole])
+            np.column_stack([(_filled(values) * ~some)[:, columns], whole])
             for some in (left[0], left.any(axis=0))
         )
         return [every, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
