@@ -7,7 +7,7 @@ import pytest
 
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_like
-from fedsolve.tables.table_file import ColumnLayout, parts, read_table
+from fedsolve.tables.table_file import ColumnLayout, parts, read_table, table_kind
 
 CSV = "a,b,label\n1,2,cat\n3.5,-4e1,dog\n5,6,cat\n"
 
@@ -129,6 +129,11 @@ def test_a_single_array_and_an_unknown_kind_are_refused(tmp_path):
         read_table(tmp_path / "d.npz")
     with pytest.raises(DataError, match=r"unknown kind of file '\.xlsx'"):
         read_table(tmp_path / "d.xlsx")
+
+
+def test_a_folder_is_no_table(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path} is a folder: name a table in it, or folder:"):
+        table_kind(tmp_path)
 
 
 # -- csv -------------------------------------------------------------------------------------------

@@ -178,6 +178,8 @@ def table_kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
     for kind, suffixes in SUFFIXES.items():
         if suffix in suffixes and (kind == "csv" or not packed):
             return kind  # type: ignore[return-value]
+    if Path(path).is_dir():
+        raise DataError(f"{path} is a folder: name a table in it, or folder:{path} for images by class.")
     raise DataError(f"unknown kind of file '{suffix}'; known are .npz, .csv(.gz), .tsv, .txt and .parquet.")
 
 
